@@ -88,10 +88,10 @@ std::optional<std::pair<std::string, uint64_t>> node_key(const Tensor& tensor) {
 
 void register_head(py::module_& m) {
   py::class_<HeadTensors>(m, "HeadTensors", "What the logits of a head's call are made of.")
-      .def(py::init<Tensor, Tensor, OptionalTensor, std::vector<OptionalTensor>>(),
-           "HeadTensors(input, weight, bias, owned): detached where without a gradient; weight and "
-           "bias "
-           "themselves.")
+      .def(
+          py::init<Tensor, Tensor, OptionalTensor, std::vector<OptionalTensor>>(),
+          "HeadTensors(input, weight, bias, owned): the first three detached where they require no "
+          "gradient; owned: weight and bias as they are.")
       .def("now", &HeadTensors::now, "now(): input, weight and bias as they were at the call.")
       .def("reads", &HeadTensors::reads, "reads(tensor): it is made of this as well.")
       .def(

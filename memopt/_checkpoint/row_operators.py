@@ -10,7 +10,8 @@ are found by how many it takes of it, whatever is in the table now.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def _operators(
 ) -> Counter[str] | None:
     """How often each operator runs in a forward; None where that depends on values."""
     dims, counts = len(rows.row_sizes), _Counts()
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with _no_memory(), torch.no_grad():
         args, kwargs = rows.call_with(
             lambda leaf: torch.empty(
                 (*sizes, *leaf.shape[dims:]), dtype=leaf.dtype, device=leaf.device
@@ -77,6 +78,20 @@ def _operators(
         except Exception:  # also its own: what it says of such sizes it says when it is called
             return None
     return counts.found
+
+
+@contextmanager
+def _no_memory() -> Iterator[None]:
+    """Enter PyTorch's mode for tensors without memory. It lies in a cycle, and its converter has
+    weak references to the parameters that it met: until the collector runs these could not be
+    swapped (torch.utils.swap_tensors).
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with mode:
+            yield
+    finally:
+        del mode.fake_tensor_converter
 
 
 class _Counts(TorchDispatchMode):

@@ -204,7 +204,7 @@ Replayed = tuple[tuple[Callable[[Tensor], Tensor], AutocastState], ...]
 
 
 def made_by(steps: Replayed, tensor: Tensor) -> Tensor:
-    """What they make of a tensor."""
+    """The tensor that they make of one."""
     for function, autocast in steps:
         with autocast.again():
             tensor = function(tensor)

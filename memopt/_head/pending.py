@@ -49,7 +49,7 @@ class Pending:
 
     parent: Pending | None = None
     steps: Replayed = ()
-    """What makes it of the call's logits; the last one makes it of `parent`."""
+    """The functions that make it of the call's logits; the last one makes it of `parent`."""
 
     hooks: OrderedDict[int, Any] | None = None
     """Hooks for the tensor's gradient."""

@@ -5,7 +5,9 @@ and what one chunk's backward takes. The rows are kept once, and an enclosing re
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -140,3 +142,23 @@ def test_the_first_step_under_autocast_takes_what_others_do() -> None:
     module = mlp(torch.float32)
     first, second = most(module), most(module)
     assert first == second
+
+
+def test_a_probe_leaves_no_references_to_parameters() -> None:
+    """Those of PyTorch's tensors without memory stayed until the collector ran, and parameters that
+    something refers to cannot be swapped (torch.utils.swap_tensors).
+    """
+    x = torch.randn(4, 8, H)
+
+    def converted() -> nn.Module:
+        model = nn.Sequential(mlp(torch.float32), mlp(torch.float32))
+        memopt.convert(model, x, checkpoint=True, chunks=2)
+        return model
+
+    converted()  # what is imported once
+    gc.collect()
+    gc.disable()
+    try:
+        assert not any(weakref.getweakrefcount(p) for p in converted().parameters())
+    finally:
+        gc.enable()
