@@ -70,7 +70,7 @@ def largest_size(live: Live, terms: Terms, dim: int, budget: int, limit: int, wh
 
         def largest_with(plans: Sequence[Assignment]) -> int:
             peak = partial(least_peak, live, terms=terms, plans=plans)
-            return largest(live.step, make, budget, limit, peak)
+            return ranks.least(largest(live.step, make, budget, limit, peak))
 
         def larger(size: int) -> Larger | None:
             for more in range(size + 1, min(limit, size + MOST_REFUSED) + 1):
