@@ -120,16 +120,21 @@ struct BelowAutograd {
 // Raises the error of PyTorch's C++ functions inside of a transform of torch.func.
 void check_transforms();
 
+// A node counts its owners itself, or, in older versions of PyTorch, a shared_ptr does.
+template <class Node, class... Args>
+auto new_node(Args&&... args) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
+    return c10::make_intrusive<Node>(std::forward<Args>(args)...);
+  } else {
+    return std::shared_ptr<Node>(new Node(std::forward<Args>(args)...),
+                                 [](auto* node) { deleteNode(node); });
+  }
+}
+
 template <class Function>
 auto make_node(Function function) {
   check_transforms();
-  using Node = NodeOf<Function>;
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
-    return c10::make_intrusive<Node>(std::move(function));
-  } else {
-    return std::shared_ptr<Node>(new Node(std::move(function)),
-                                 [](auto* node) { deleteNode(node); });
-  }
+  return new_node<NodeOf<Function>>(std::move(function));
 }
 
 }  // namespace memopt::autograd

@@ -125,16 +125,6 @@ void register_type() {
   autograd_::registerCppFunction(typeid(LazyLogitsBackward), &type);
 }
 
-auto make_node(py::object call, py::object steps) {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, LazyLogitsBackward>) {
-    return c10::make_intrusive<LazyLogitsBackward>(std::move(call), std::move(steps));
-  } else {
-    return std::shared_ptr<LazyLogitsBackward>(
-        new LazyLogitsBackward(std::move(call), std::move(steps)),
-        [](auto* node) { deleteNode(node); });
-  }
-}
-
 }  // namespace
 
 void place_in_graph(const Tensor& logits, const Tensor& input, const Tensor& weight,
@@ -145,7 +135,7 @@ void place_in_graph(const Tensor& logits, const Tensor& input, const Tensor& wei
   const Tensor no_bias;
   const Tensor& third = bias.has_value() ? *bias : no_bias;
   if (!autograd_::compute_requires_grad(input, weight, third)) return;
-  const auto node = make_node(call, steps);
+  const auto node = autograd::new_node<LazyLogitsBackward>(call, steps);
   node->set_next_edges(autograd_::collect_next_edges(input, weight, third));
   const uint32_t number = node->add_input_metadata(logits);
   autograd_::impl::set_gradient_edge(logits, {node, number});

@@ -19,6 +19,13 @@ bool is_freed(const Tensor& tensor) {
   return tensor.storage().sym_nbytes() == 0 && tensor.sym_numel() != 0;
 }
 
+// Whether they have the same elements of the same storage.
+bool is_same_memory(const Tensor& one, const Tensor& other) {
+  return one.storage().is_alias_of(other.storage()) &&
+         one.sym_storage_offset() == other.sym_storage_offset() &&
+         one.sym_sizes() == other.sym_sizes() && one.sym_strides() == other.sym_strides();
+}
+
 }  // namespace
 
 HeadTensors::HeadTensors(const Tensor& input, const Tensor& weight,
@@ -94,12 +101,6 @@ void HeadTensors::stepped(const std::vector<Tensor>& written) {
   for (HeadTensors* head : alive()) {
     head->was_stepped_ |= std::any_of(head->owned_.begin(), head->owned_.end(), is_written);
   }
-}
-
-bool is_same_memory(const Tensor& one, const Tensor& other) {
-  return one.storage().is_alias_of(other.storage()) &&
-         one.sym_storage_offset() == other.sym_storage_offset() &&
-         one.sym_sizes() == other.sym_sizes() && one.sym_strides() == other.sym_strides();
 }
 
 }  // namespace memopt::python

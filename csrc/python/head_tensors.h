@@ -56,7 +56,4 @@ class HeadTensors {
   bool was_stepped_ = false;
 };
 
-// Whether two tensors that have storages have the same elements of the same one.
-bool is_same_memory(const at::Tensor& one, const at::Tensor& other);
-
 }  // namespace memopt::python

@@ -83,9 +83,13 @@ def join_regions(model: nn.Module, at: Paths) -> None:
 
 def _share(module: nn.Module, joined: Joined, number: int, **changes: Any) -> None:
     """Have a module that is a region run in one that others share."""
+    _change(module, joined=joined, number=number, **changes)
+
+
+def _change(module: nn.Module, **changes: Any) -> None:
     settings = settings_of(module)
     assert settings is not None
-    set_settings(module, replace(settings, joined=joined, number=number, **changes))
+    set_settings(module, replace(settings, **changes))
 
 
 def put_regions(
@@ -121,7 +125,7 @@ def put_regions(
                 **options,
             )
             if or_whole and path in in_chunks:
-                set_settings(module, replace(_put(module, before).settings, or_whole=True))
+                _change(module, or_whole=True)
             put[path] = _put(module, before)
     for at, choice in assignment.choices.items():
         if _is_joined(at, choice):

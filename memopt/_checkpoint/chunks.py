@@ -39,12 +39,8 @@ class NotRows(ValueError):
         """The reason, which names no module."""
 
 
-def has_stand_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether what stands for a tensor, such as torch.fx's Proxy, is among the arguments."""
-    return any(
-        hasattr(type(leaf), "__torch_function__") and not isinstance(leaf, Tensor)
-        for leaf in pytree.tree_leaves((args, kwargs))
-    )
+class StandIn(NotRows):
+    """What stands for a tensor, such as torch.fx's Proxy, is among a call's arguments."""
 
 
 class CallRows:
@@ -54,11 +50,14 @@ class CallRows:
         args, kwargs: with a tensor among them that has rows.
 
     Raises:
-        NotRows: there is none.
+        NotRows: there is none; a StandIn, if there is one.
     """
 
     def __init__(self, who: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
+        for leaf in self.leaves:
+            if not isinstance(leaf, Tensor) and hasattr(type(leaf), "__torch_function__"):
+                raise StandIn(who, "tensors", f"a {type(leaf).__name__} in place of one")
         first = next((leaf for leaf in self.leaves if isinstance(leaf, Tensor)), None)
         if first is None or first.dim() == 0:
             got = "none" if first is None else "one without dims"

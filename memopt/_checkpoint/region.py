@@ -20,8 +20,8 @@ from memopt._checkpoint.caches import has_cache, may_have_caches, with_caches
 from memopt._checkpoint.chunks import (
     CallRows,
     NotRows,
+    StandIn,
     checked_chunks,
-    has_stand_in,
     run_in_chunks,
 )
 from memopt._checkpoint.debug import OperatorLogs
@@ -278,13 +278,15 @@ def run_chunks(
     Raises:
         ValueError: `fn` does not work on each row alone.
     """
-    if _C.flags().disabled or in_transform() or in_jit_trace() or has_stand_in(args, kwargs):
+    if _C.flags().disabled or in_transform() or in_jit_trace():
         return fn(*args, **kwargs)
     subject = fn if owner is None else owner
     try:
         rows = CallRows(who, args, kwargs)
         chunks = min(chunks, rows.count)
         in_chunks = chunks > 1 and check_rows(who, fn, rows, owner, chunks, or_whole)
+    except StandIn:
+        return fn(*args, **kwargs)
     except NotRows as error:
         if not or_whole:
             raise

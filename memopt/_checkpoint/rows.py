@@ -77,13 +77,8 @@ def check_rows(
         return True
     known = KnownCall(fn, rows, owner)
     sizes = rows.row_sizes, rows.sizes_of_chunk(chunks)
-    refusal = (
-        who,
-        "a call that works on each row alone",
-        region_name(fn if owner is None else owner),
-    )
-    if known.refused:
-        raise NotRows(*refusal, known.refused)
+    if known.in_chunks is False and known.refused:
+        raise _refusal(who, fn, owner, known.refused)
     if known.in_chunks is False or (known.in_chunks and known.covers(sizes)):
         return known.in_chunks
     why_not = why_not_rows if known.in_chunks is None else why_not_so_many_rows
@@ -94,9 +89,14 @@ def check_rows(
     if reason and _OF_INFERENCE not in reason:
         if keep_refusal and known.in_chunks is None:
             known.note(False, (*sizes, sample_sizes(rows)), reason)
-        raise NotRows(*refusal, reason)
+        raise _refusal(who, fn, owner, reason)
     known.note(in_chunks, (*sizes, sample_sizes(rows)))
     return in_chunks
+
+
+def _refusal(who: str, fn: Callable[..., Any], owner: nn.Module | None, why: str) -> NotRows:
+    name = region_name(fn if owner is None else owner)
+    return NotRows(who, "a call that works on each row alone", name, why)
 
 
 def _needs_to_see(mode: TorchDispatchMode) -> bool:

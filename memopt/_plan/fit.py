@@ -16,7 +16,7 @@ from memopt._errors import in_the_name_of, warn
 from memopt._plan import ranks
 from memopt._plan.api import live_of, plan
 from memopt._plan.largest import Larger, sizes_that_fit
-from memopt._plan.least import least_peak, least_plans
+from memopt._plan.least import least_peak, least_plans, plain_least_plan
 from memopt._plan.live import BlocksLike, Live
 from memopt._plan.plan import Plan
 from memopt._plan.terms import Terms
@@ -176,7 +176,7 @@ def _sizes(live: Live, wanted: Size) -> list[int]:
         return partial(least_peak, live, terms=Terms(), plans=plans)
 
     def larger(size: int) -> Larger | None:
-        simplest = peak_of(least_plans(live)[:1])
+        simplest = peak_of([plain_least_plan(live)])
         for more in _more_than(size, rows):
             if more == rows or peak_with_part(step, more, simplest) < NEVER_FITS:
                 asked, rest = step_with_part(step, more)

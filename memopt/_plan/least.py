@@ -40,15 +40,18 @@ def least_peak(live: Live, step: Step, terms: Terms, plans: Sequence[Assignment]
 
 
 def least_plans(live: Live) -> list[Assignment]:
-    """All blocks checkpointed and recipes in them: with the head and parts of blocks in chunks of
-    rows where that can be, and without.
+    """The plain least plan; and the same with the head and parts of blocks in chunks of rows, where
+    that can be.
     """
-    plain: dict[Paths, Choice] = {(path,): LEAST for path in live.blocks}
-    every = [plain]
-    choices = least_choices(live)
-    if choices != plain:
-        every.append(choices)
-    return [Assignment(each).without_regions(live.no_regions) for each in every]
+    plain, choices = plain_least_plan(live), least_choices(live)
+    in_chunks = Assignment(choices).without_regions(live.no_regions)
+    return [plain] if in_chunks.choices == plain.choices else [plain, in_chunks]
+
+
+def plain_least_plan(live: Live) -> Assignment:
+    """All blocks checkpointed and recipes in them."""
+    choices: dict[Paths, Choice] = {(path,): LEAST for path in live.blocks}
+    return Assignment(choices).without_regions(live.no_regions)
 
 
 def least_choices(live: Live) -> dict[Paths, Choice]:

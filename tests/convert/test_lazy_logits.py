@@ -23,6 +23,7 @@ from tests.convert.lazy import (
     ROWS,
     WORDS,
     Loss,
+    Squares,
     compare,
     gradients,
     lazy_and_plain,
@@ -81,20 +82,6 @@ def test_anything_else_gets_the_logits(name: str) -> None:
     use = compare(OTHERS[name])
     assert use.were_made
     assert not use.losses
-
-
-class Squares(torch.autograd.Function):
-    """Code that PyTorch gives the tensor itself."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        ctx.save_for_backward(logits)
-        return logits.square().sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        gradient: Tensor = grads[0] * 2 * ctx.saved_tensors[0]
-        return gradient
 
 
 @pytest.mark.parametrize("cut", [lambda z: z, lambda z: z.float()[:, 1:] * 3], ids=["all", "some"])

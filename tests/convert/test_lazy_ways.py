@@ -18,7 +18,7 @@ from memopt._convert import head
 from memopt._extension import _C
 from memopt._head.call import watched_heads
 from memopt.memory.storages import node_of
-from tests.convert.lazy import LOSSES, WORDS, gradients, lazy_and_plain, shifted, words
+from tests.convert.lazy import LOSSES, WORDS, Squares, gradients, lazy_and_plain, shifted, words
 
 
 class Noted(Tensor):
@@ -130,18 +130,6 @@ def test_the_node_looks_as_one_of_pytorch() -> None:
     assert node.name() == type(node).__name__ == "LazyLogitsBackward"
     assert len(node.next_functions) == 3
     assert node.requires_grad
-
-
-class Squares(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        ctx.save_for_backward(logits)
-        return logits.square().sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        (logits,) = ctx.saved_tensors
-        return 2 * logits * grad
 
 
 def test_compiled_autograd_has_the_same_gradients() -> None:
