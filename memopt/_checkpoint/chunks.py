@@ -40,7 +40,7 @@ class NotRows(ValueError):
 
 
 class StandIn(NotRows):
-    """What stands for a tensor, such as torch.fx's Proxy, is among a call's arguments."""
+    """An object in place of a tensor, such as torch.fx's Proxy, is among a call's arguments."""
 
 
 class CallRows:
