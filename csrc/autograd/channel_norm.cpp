@@ -18,11 +18,17 @@ namespace {
 using Options = ChannelNormOp::Options;
 using ops::Results4;
 
+std::optional<std::string_view> name_of(const ActivationOptions& f) {
+  if (f.activation.empty()) return std::nullopt;
+  return f.activation;
+}
+
 Results4 forward_by(const Options& o, const variable_list& reads, const OptionalTensor& mean,
                     const OptionalTensor& rstd, bool for_backward, bool with_variance) {
   static const auto op = MEMOPT_PRIVATE_OP(_channel_norm_forward);
   return op.call(reads[0], o.groups, mean, rstd, as_optional(reads[1]), as_optional(reads[2]),
-                 o.eps, o.norm, for_backward, with_variance);
+                 o.eps, o.norm, name_of(o.activation), o.activation.scalar, for_backward,
+                 with_variance);
 }
 
 // As PyTorch moves them: the variance without bias.
@@ -69,7 +75,8 @@ Reproduced ChannelNormOp::backward(const Options& o, const variable_list& reads,
   const Wanted& w = request.grads;
   auto [dx, dweight, dbias] =
       op.call(grads[0], reads[0], o.groups, extras[0], extras[1], as_optional(reads[1]),
-              as_optional(reads[2]), o.given, {w[0], w[1], w[2]}, o.norm);
+              as_optional(reads[2]), o.given, {w[0], w[1], w[2]}, o.norm, name_of(o.activation),
+              o.activation.scalar);
   return {{dx, dweight, dbias}, request.output ? forward_again(o, reads, extras) : Tensor()};
 }
 
@@ -98,27 +105,47 @@ void check_batch_norm(const char* op, const Tensor& input, const OptionalTensor&
 
 namespace {
 
+using Activation = std::optional<std::string_view>;
+using Scalar = std::optional<double>;
+
+ActivationOptions behind(const char* op, Activation name, Scalar scalar) {
+  if (!name.has_value()) {
+    TORCH_CHECK(!scalar.has_value(), op,
+                ": activation_scalar must be None without an activation, got ", *scalar);
+    return {};
+  }
+  ops::check_activation(op, *name, scalar);
+  return {.activation = std::string(*name), .scalar = scalar};
+}
+
 Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor& weight,
-                  const OptionalTensor& bias, double eps) {
-  const Options o{.norm = "group_norm", .groups = num_groups, .eps = eps};
-  ops::check_channels("group_norm", input, num_groups);
-  return run<ChannelNormOp>("group_norm", o,
+                  const OptionalTensor& bias, double eps, Activation activation, Scalar scalar) {
+  constexpr const char* name = "group_norm";
+  const Options o{.norm = name,
+                  .groups = num_groups,
+                  .eps = eps,
+                  .activation = behind(name, activation, scalar)};
+  ops::check_channels(name, input, num_groups);
+  return run<ChannelNormOp>(name, o,
                             {input, value_or_undefined(weight), value_or_undefined(bias)})[0];
 }
 
 Tensor instance_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
-                     double eps) {
-  ops::check_channels("instance_norm", input, /*num_groups=*/1);
-  const Options o{.norm = "instance_norm",
+                     double eps, Activation activation, Scalar scalar) {
+  constexpr const char* name = "instance_norm";
+  ops::check_channels(name, input, /*num_groups=*/1);
+  const Options o{.norm = name,
                   .groups = input.sym_size(1).guard_int(__FILE__, __LINE__),
-                  .eps = eps};
-  return run<ChannelNormOp>("instance_norm", o,
+                  .eps = eps,
+                  .activation = behind(name, activation, scalar)};
+  return run<ChannelNormOp>(name, o,
                             {input, value_or_undefined(weight), value_or_undefined(bias)})[0];
 }
 
 Tensor batch_norm(const Tensor& input, const OptionalTensor& running_mean,
                   const OptionalTensor& running_var, const OptionalTensor& weight,
-                  const OptionalTensor& bias, bool training, double momentum, double eps) {
+                  const OptionalTensor& bias, bool training, double momentum, double eps,
+                  Activation activation, Scalar scalar) {
   constexpr const char* name = "batch_norm";
   check_batch_norm(name, input, running_mean, running_var);
   const Tensor mean = value_or_undefined(running_mean), var = value_or_undefined(running_var);
@@ -130,7 +157,8 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& running_mean,
                   .eps = eps,
                   .given = !training,
                   .running = mean.defined() || var.defined(),
-                  .momentum = momentum};
+                  .momentum = momentum,
+                  .activation = behind(name, activation, scalar)};
   variable_list inputs{input, value_or_undefined(weight), value_or_undefined(bias)};
   if (o.running) inputs.insert(inputs.end(), {mean, var});
   return run<ChannelNormOp>(name, o, inputs)[0];
@@ -140,15 +168,18 @@ const Autocast kChannelNorm{AutocastTo::kWidest, {"weight", "bias"}};
 
 MEMOPT_DECLARE(group_norm, kChannelNorm, {},
                R"(group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None,
-                  float eps=1e-05) -> Tensor)");
+                  float eps=1e-05, *, str? activation=None, float? activation_scalar=None)
+                  -> Tensor)");
 MEMOPT_DECLARE(instance_norm, kChannelNorm, {},
                R"(instance_norm(Tensor input, Tensor? weight=None, Tensor? bias=None,
-                  float eps=1e-05) -> Tensor)");
+                  float eps=1e-05, *, str? activation=None, float? activation_scalar=None)
+                  -> Tensor)");
 // Under autocast as it is called: a copy of the running statistics would be what moves.
 MEMOPT_DECLARE(batch_norm, {}, {},
                R"(batch_norm(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var,
                   Tensor? weight=None, Tensor? bias=None, bool training=False, float momentum=0.1,
-                  float eps=1e-05) -> Tensor)");
+                  float eps=1e-05, *, str? activation=None, float? activation_scalar=None)
+                  -> Tensor)");
 
 }  // namespace
 }  // namespace memopt::autograd

@@ -1,4 +1,4 @@
-// group_norm, instance_norm and batch_norm: one op. Formulas: kernels/channel_norm.h. (Batch norm
+// group_norm, instance_norm and batch_norm, with an activation behind them or without: one op. Formulas: kernels/channel_norm.h. (Batch norm
 // across ranks: sync_batch_norm.h.)
 //
 // Saved: input, 2 bytes an element in bfloat16, and mean and rstd of each set, 8 bytes. The output
@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "op.h"
+#include "activation.h"
 
 namespace memopt::autograd {
 
@@ -29,10 +29,12 @@ struct ChannelNormOp : OpDefaults {
     bool given = false;     // batch norm: by its running statistics
     bool running = false;   // it has them
     double momentum = 0.0;  // by which they move, where they are not what is given
+    ActivationOptions activation = {};  // behind it; no name: none
   };
   template <class Options, class F>
   static void visit(Options& o, F&& f) {
-    f(o.norm, o.groups, o.eps, o.given, o.running, o.momentum);
+    f(o.norm, o.groups, o.eps, o.given, o.running, o.momentum, o.activation.activation,
+      o.activation.scalar);
   }
 
   // input, weight, bias, and with `running` the running mean and variance, of which one may be

@@ -4,6 +4,8 @@
 //   grad_input = rstd (g - mean(g) - xhat mean(g xhat)), or rstd g where the statistics are given
 //   grad_weight = sum(grad_output xhat)    grad_bias = sum(grad_output)
 //
+// Behind an activation grad_output is first that of what the activation reads.
+//
 // All in one dtype (float32, or float64 for float64): `.to` is differentiable. Statistics are
 // computed again, since they move with input.
 #include "channel_norm_differentiable.h"
@@ -48,8 +50,18 @@ struct Normalized {
   }
 
   Tensor parameter(const Tensor& p) const { return widen(p).reshape_symint(of_channels); }
+  Tensor affine(const variable_list& reads) const {
+    Tensor y = xhat;
+    if (reads[1].defined()) y = y * parameter(reads[1]);
+    if (reads[2].defined()) y = y + parameter(reads[2]);
+    return y;
+  }
   Tensor of_set(const Tensor& t) const { return t.mean(set, /*keepdim=*/true); }
 };
+
+bool has_activation(const ChannelNormOp::Options& o) {
+  return !o.activation.activation.empty();
+}
 
 }  // namespace
 
@@ -59,7 +71,8 @@ variable_list differentiable_channel_norm_backward(const ChannelNormOp::Options&
                                                    const Tensor& grad_output,
                                                    std::array<bool, 3> wanted) {
   const Normalized norm(o, reads[0], extras);
-  const Tensor dy = widen(grad_output).reshape_symint(norm.shape);
+  Tensor dy = widen(grad_output).reshape_symint(norm.shape);
+  if (has_activation(o)) dy = activation_gradient(o.activation, dy, norm.affine(reads));
   variable_list grads(3);
   if (wanted[0]) {
     const Tensor g = reads[1].defined() ? dy * norm.parameter(reads[1]) : dy;
@@ -78,10 +91,8 @@ variable_list differentiable_channel_norm_backward(const ChannelNormOp::Options&
 
 Tensor differentiable_channel_norm(const ChannelNormOp::Options& o, const variable_list& reads,
                                    const variable_list& extras) {
-  const Normalized norm(o, reads[0], extras);
-  Tensor y = norm.xhat;
-  if (reads[1].defined()) y = y * norm.parameter(reads[1]);
-  if (reads[2].defined()) y = y + norm.parameter(reads[2]);
+  Tensor y = Normalized(o, reads[0], extras).affine(reads);
+  if (has_activation(o)) y = activation_value(o.activation, y);
   return y.reshape_symint(reads[0].sym_sizes()).to(reads[0].scalar_type());
 }
 

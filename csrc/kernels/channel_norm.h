@@ -16,6 +16,15 @@
 // function of x, the statistics, weight and bias, element by element, and is written again from
 // them by the kernel that writes it in forward.
 //
+// With an activation behind it, in the same calls:
+//
+//   z = act(y)      dy = dz act'(y)      y and dy rounded to the tensors' type
+//
+// as the norm and the activation one after the other round them: so the bits are theirs, and z is
+// the same function of x, the statistics, weight and bias, which are all that is saved. In elements
+// forward writes one and reads one less than the two calls; backward, which has no y to read, reads
+// three less.
+//
 // Both orders in memory are read as they lie: planes, [batch, channels, size], and pixels,
 // [batch, size, channels] (channels-last).
 //
@@ -26,6 +35,7 @@
 // channel. How a set is cut depends on its own sizes alone.
 #pragma once
 
+#include "activation.h"
 #include "layer_norm.h"
 
 namespace memopt::kernels {
@@ -148,11 +158,10 @@ MEMOPT_HD V channel_affine(V x, V mean, V scale, V bias) {
   return Math<V>::fma(x - mean, scale, bias);
 }
 
-// dx of one element; mean_g = sum(g)/N, slope = -rstd sum(g xhat)/N. g is centred first, so that a
-// set of equal gradients gives zero.
+// dx of one element: scale = rstd weight, mean_g = rstd sum(g)/N, slope = -rstd^2 sum(g xhat)/N.
 template <class V>
-MEMOPT_HD V channel_input_grad(V g, V x, V mean, V mean_g, V slope, V rstd) {
-  return Math<V>::fma(x - mean, slope, g - mean_g) * rstd;
+MEMOPT_HD V channel_input_grad(V dy, V x, V mean, V scale, V mean_g, V slope) {
+  return Math<V>::fma(x - mean, slope, Math<V>::fma(dy, scale, -mean_g));
 }
 
 // Everything but x, y, dy and dx has the type of sums. weight, bias: [channels]; null: 1 and 0.
@@ -160,7 +169,7 @@ struct ChannelNormForwardParams {
   const void* x;
   const void* weight;
   const void* bias;
-  void* y;         // in x's order; null: not wanted
+  void* y;         // in x's order, z where there is an activation; null: not wanted
   void* mean;      // [sets]; written by moments, read for y
   void* rstd;      // likewise; null: not wanted, and neither is y
   void* variance;  // [sets]; null: not wanted
@@ -170,10 +179,11 @@ struct ChannelNormForwardParams {
   double eps;
   ScalarType dtype;
   bool stream_stores;
+  ActivationSpec activation;  // on the CPU a stage of its own
 };
 
 struct ChannelNormBackwardParams {
-  const void* dy;  // in x's order, and so is dx
+  const void* dy;  // in x's order, and so is dx; on CUDA dz where there is an activation
   const void* x;
   const void* weight;
   const void* mean;
@@ -183,6 +193,8 @@ struct ChannelNormBackwardParams {
   void* dbias;    // likewise
   void* means;  // [sets, 2]: sum(g)/N and sum(g xhat)/N; null: the statistics were given, or no dx.
                 // Written where there are parts, given otherwise (those of a batch across ranks)
+  const void* bias;  // with an activation, on CUDA: y is computed again
+  ActivationSpec activation;
   void* parts;  // [parts, 2] or of pixels, and on the CPU, [rows of parts, 2, channels]: sums of dy
                 // and of dy xhat; null: neither means nor a gradient of weight or bias is wanted
   ChannelShape shape;

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "activation.h"
 #include "checks.h"
 #include "layout.h"
 #include "tensors.h"
@@ -11,14 +12,22 @@ namespace memopt::ops {
 using at::Tensor;
 using kernels::ChannelShape;
 
-ChannelNorm parse_channel_norm(std::string_view kind, int64_t groups, bool backward) {
+ChannelNorm parse_channel_norm(std::string_view kind, int64_t groups, bool backward,
+                               const ActivationBehind& activation) {
   const bool over_batch = kind == "batch_norm" || kind == "sync_batch_norm";
   const bool instance = kind == "instance_norm";
   TORCH_CHECK(
       over_batch || instance || kind == "group_norm",
       "norm must be 'group_norm', 'instance_norm', 'batch_norm' or 'sync_batch_norm', got '", kind,
       "'");
-  return {std::string(kind) + (backward ? " backward" : ""), groups, over_batch, instance};
+  const std::string name = std::string(kind) + (backward ? " backward" : "");
+  TORCH_CHECK(activation.name.has_value() || !activation.scalar.has_value(), name,
+              ": activation_scalar must be None without an activation, got ", *activation.scalar);
+  const kernels::ActivationSpec behind =
+      activation.name.has_value()
+          ? parse_activation(name.c_str(), *activation.name, activation.scalar)
+          : kernels::ActivationSpec{kernels::Activation::kIdentity, 0.0};
+  return {name, groups, over_batch, instance, behind};
 }
 
 c10::SymDimVector sets_of(const ChannelNorm& norm, const Tensor& input) {

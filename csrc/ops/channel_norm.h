@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,11 +23,17 @@ struct ChannelNorm {
   int64_t groups;
   bool over_batch;
   bool is_instance_norm;
+  kernels::ActivationSpec activation;  // behind it
 
   const char* op() const { return name.c_str(); }  // in errors: what a user calls
 };
 
-ChannelNorm parse_channel_norm(std::string_view kind, int64_t groups, bool backward);
+struct ActivationBehind {
+  std::optional<std::string_view> name;
+  std::optional<double> scalar;
+};
+ChannelNorm parse_channel_norm(std::string_view kind, int64_t groups, bool backward,
+                               const ActivationBehind& activation = {});
 
 c10::SymDimVector sets_of(const ChannelNorm& norm, const at::Tensor& input);
 
@@ -56,23 +63,55 @@ at::Tensor wide_parameter(const ChannelNorm& norm, const char* name,
 at::Tensor empty_parts(const kernels::ChannelShape& shape, int64_t parts, int64_t numbers,
                        const at::TensorOptions& options);
 
+// How many elements all stages of forward are run on, one behind the other, and an activation behind
+// what writes its input: these read the same tensor, which stays in the cache next to the
+// arithmetic.
+constexpr int64_t kForwardUnit = 2048;
+
+// body(begin, end) for the parts [begin, end) (kernels::element_parts), few at a time.
+template <class Body>
+void by_few_parts(const kernels::ChannelShape& s, int64_t begin, int64_t end, const Body& body) {
+  const int64_t elements = s.pixels ? std::min(s.size, kernels::kPartPixels) * s.channels
+                                    : std::min(s.size, kernels::kPartElements);
+  const int64_t few = std::max<int64_t>(1, kForwardUnit / elements);
+  for (int64_t i = begin; i < end; i += few) body(i, std::min(end, i + few));
+}
+
+// body(first, last) for the elements of the parts [begin, end), neighbours together.
+template <class Body>
+void for_neighbours(const kernels::ChannelShape& s, int64_t begin, int64_t end, const Body& body) {
+  const auto part = [&](int64_t i) { return s.pixels ? pixels_part(s, i) : plane_part(s, i); };
+  const int64_t each = s.pixels ? s.channels : 1;
+  const int64_t together = s.over_batch && !s.pixels ? 1 : end - begin;
+  for (int64_t i = begin; i < end; i += together) {
+    const kernels::ChannelPart last = part(i + together - 1);
+    body(part(i).begin, last.begin + last.size * each);
+  }
+}
+
 // A stage of a kernel: `each` items of a unit, which is what can be computed for itself.
-template <class Params>
 struct Stage {
-  void (*run)(const Params&, int64_t, int64_t);
+  std::function<void(int64_t, int64_t)> run;  // null: nothing is to be done
   int64_t each;
 };
 
+// A kernel's function of its params and a range of items.
+template <class Params>
+Stage stage(bool wanted, void (*run)(const Params&, int64_t, int64_t), const Params& p,
+            int64_t each) {
+  if (!wanted) return {nullptr, each};
+  return {[run, &p](int64_t begin, int64_t end) { run(p, begin, end); }, each};
+}
+
 // All stages of `together` elements, one behind the other, where there are units for all threads;
 // otherwise stage by stage. The results have the same bits.
-template <class Params, size_t kStages>
-void run_stages(const Params& p, int64_t together,
-                const std::array<Stage<Params>, kStages>& stages) {
-  const kernels::ChannelShape& s = p.shape;
+template <size_t kStages>
+void run_stages(const kernels::ChannelShape& s, int64_t together,
+                const std::array<Stage, kStages>& stages) {
   const int64_t units = s.pixels ? s.batch : kernels::set_count(s);
   const int64_t elements = s.batch * s.channels * s.size / units;
-  const auto run = [&](const Stage<Params>& stage, int64_t begin, int64_t end) {
-    if (stage.run != nullptr) stage.run(p, begin * stage.each, end * stage.each);
+  const auto run = [&](const Stage& stage, int64_t begin, int64_t end) {
+    if (stage.run) stage.run(begin * stage.each, end * stage.each);
   };
   if (units >= 2 * at::get_num_threads() || units * elements <= kGrainElements) {
     const int64_t most = std::clamp<int64_t>(together / elements, 1, units);
@@ -85,9 +124,7 @@ void run_stages(const Params& p, int64_t together,
   }
   for (const auto& stage : stages) {
     const int64_t items = units * stage.each;
-    if (stage.run == nullptr) continue;
-    parallel(items, units * elements / items,
-             [&](int64_t begin, int64_t end) { stage.run(p, begin, end); });
+    if (stage.run) parallel(items, units * elements / items, stage.run);
   }
 }
 

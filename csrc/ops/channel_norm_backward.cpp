@@ -4,6 +4,7 @@
 #include <array>
 #include <string_view>
 
+#include "activation.h"
 #include "channel_norm.h"
 #include "checks.h"
 #include "declare.h"
@@ -31,14 +32,38 @@ struct Gradients {
   Tensor dbias;
 };
 
+// Of the parts [begin, end): dy, from dz and what y is made of, and the sums of it.
+void go_through_activation(const Kernels& cpu, const ChannelNormBackwardParams& p,
+                           const ActivationOver& behind, const void* dz, void* dy, int64_t begin,
+                           int64_t end) {
+  kernels::ChannelNormForwardParams y{};
+  y.x = p.x;
+  y.weight = p.weight;
+  y.bias = p.bias;
+  y.y = dy;
+  // Read alone.
+  y.mean = const_cast<void*>(p.mean);
+  y.rstd = const_cast<void*>(p.rstd);
+  y.shape = p.shape;
+  y.dtype = p.dtype;
+  by_few_parts(p.shape, begin, end, [&](int64_t from, int64_t to) {
+    cpu.channel_output(y, from, to);
+    for_neighbours(p.shape, from, to,
+                   [&](int64_t first, int64_t last) { behind.backward(dz, dy, first, last); });
+    if (p.parts != nullptr) cpu.channel_sums(p, from, to);
+  });
+}
+
 // means_given: of all ranks, [sets, 2] as ChannelNormBackwardParams has them; undefined for those
 // of this input.
 void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& input,
               const Tensor& mean, const Tensor& rstd, const OptionalTensor& weight,
-              Statistics statistics, const Tensor& means_given, const Gradients& out) {
+              const OptionalTensor& bias, Statistics statistics, const Tensor& means_given,
+              const Gradients& out) {
   const Tensor &dx = out.dx, &dweight = out.dweight, &dbias = out.dbias;
   const at::ScalarType sums = accumulate_type(input);
   const Tensor w = wide_parameter(norm, "weight", weight, sums);
+  const Tensor b = wide_parameter(norm, "bias", bias, sums);
   if (input.numel() == 0) {
     for (const Tensor& gradient : {dweight, dbias}) {
       if (gradient.defined()) gradient.zero_();
@@ -66,19 +91,31 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
   Tensor parts, means = means_given;
   if (has_means) means = at::empty({kernels::set_count(s), 2}, options);
   if (has_means || has_parameters) parts = empty_parts(s, kernels::element_parts(s), 2, options);
+  p.bias = const_data(b);
+  p.activation = norm.activation;
   p.means = mutable_data(means);
   p.parts = mutable_data(parts);
   launch(
       norm.op(), input,
       [&](const Kernels& cpu) {
-        using OfBackward = Stage<ChannelNormBackwardParams>;
         const int64_t each = each_unit(s, kernels::element_parts(s));
-        run_stages(
-            p, kBackwardUnit,
-            std::array{OfBackward{p.parts != nullptr ? cpu.channel_sums : nullptr, each},
-                       OfBackward{has_means ? cpu.channel_means : nullptr,
-                                  each_unit(s, kernels::set_count(s))},
-                       OfBackward{dx.defined() ? cpu.channel_input_gradient : nullptr, each}});
+        Stage sums = stage(p.parts != nullptr, cpu.channel_sums, p, each);
+        const ActivationOver behind(cpu, p.activation, x, /*stream_stores=*/false);
+        Tensor through;
+        if (p.activation.kind != kernels::Activation::kIdentity) {
+          // dy in the place of dx, where each element is read before it is written.
+          through = dx.defined() ? dx : empty_in_order(norm, input);
+          p.dy = through.const_data_ptr();
+          sums.run = [&](int64_t begin, int64_t end) {
+            go_through_activation(cpu, p, behind, dy.const_data_ptr(), through.mutable_data_ptr(),
+                                  begin, end);
+          };
+        }
+        run_stages(s, kBackwardUnit,
+                   std::array{sums,
+                              stage(has_means, cpu.channel_means, p,
+                                    each_unit(s, kernels::set_count(s))),
+                              stage(dx.defined(), cpu.channel_input_gradient, p, each)});
         if (!has_parameters) return;
         parallel(s.channels, kernels::element_parts(s) / (s.pixels ? 1 : s.channels),
                  [&](int64_t begin, int64_t end) { cpu.channel_parameters(p, begin, end); });
@@ -97,8 +134,9 @@ Results3 _channel_norm_backward(const Tensor& grad_output, const Tensor& input, 
                                 const Tensor& mean, const Tensor& rstd,
                                 const OptionalTensor& weight, const OptionalTensor& bias,
                                 bool given_statistics, std::array<bool, 3> output_mask,
-                                std::string_view kind) {
-  const ChannelNorm norm = parse_channel_norm(kind, groups, /*backward=*/true);
+                                std::string_view kind, NormActivation activation, Scalar scalar) {
+  const ChannelNorm norm =
+      parse_channel_norm(kind, groups, /*backward=*/true, {activation, scalar});
   check_channel_norm(norm, input, weight, bias);
   check_like_input(norm.op(), "grad_output", grad_output, input);
   check_statistics_of_sets(norm, input, "mean", mean);
@@ -109,7 +147,7 @@ Results3 _channel_norm_backward(const Tensor& grad_output, const Tensor& input, 
   const Tensor dbias = empty_of(output_mask[2] && is_given(bias), channels, input);
   const bool any = dx.defined() || dweight.defined() || dbias.defined();
   if (any && !input.is_meta()) {
-    backward(norm, grad_output, input, mean, rstd, weight,
+    backward(norm, grad_output, input, mean, rstd, weight, bias,
              given_statistics ? Statistics::kGiven : Statistics::kOwn, Tensor(),
              {dx, dweight, dbias});
   }
@@ -137,7 +175,8 @@ Results2 _sync_batch_norm_sums(const Tensor& grad_output, const Tensor& input, c
   const c10::SymDimVector channels{input.sym_size(1)};
   const Gradients sums{Tensor(), empty_of(true, channels, input), empty_of(true, channels, input)};
   if (!input.is_meta()) {
-    backward(norm, grad_output, input, mean, rstd, std::nullopt, Statistics::kOwn, Tensor(), sums);
+    backward(norm, grad_output, input, mean, rstd, std::nullopt, std::nullopt,
+             Statistics::kOwn, Tensor(), sums);
   }
   return {sums.dbias, sums.dweight};
 }
@@ -154,7 +193,7 @@ Tensor _sync_batch_norm_input_gradient(const Tensor& grad_output, const Tensor& 
               means.sym_sizes(), " on ", means.device());
   Tensor dx = empty_in_order(norm, input);
   if (!input.is_meta()) {
-    backward(norm, grad_output, input, mean, rstd, weight, Statistics::kOwn, means,
+    backward(norm, grad_output, input, mean, rstd, weight, std::nullopt, Statistics::kOwn, means,
              {dx, Tensor(), Tensor()});
   }
   return dx;
@@ -164,7 +203,7 @@ MEMOPT_DECLARE_PRIVATE(
     _channel_norm_backward, {},
     "_channel_norm_backward(Tensor grad_output, Tensor input, int groups, Tensor mean,"
     " Tensor rstd, Tensor? weight, Tensor? bias, bool given_statistics, bool[3] output_mask, *,"
-    " str norm) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+    " str norm, str? activation=None, float? activation_scalar=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
 MEMOPT_DECLARE_PRIVATE(
     _sync_batch_norm_sums, {},
     "_sync_batch_norm_sums(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd)"

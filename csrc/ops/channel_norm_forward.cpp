@@ -4,6 +4,7 @@
 #include <array>
 #include <string_view>
 
+#include "activation.h"
 #include "channel_norm.h"
 #include "checks.h"
 #include "declare.h"
@@ -29,10 +30,6 @@ void check_more_than_one_value(const ChannelNorm& norm, const Tensor& input) {
               input.sym_sizes());
 }
 
-// How many elements all stages are run on, one behind the other: these read the same tensor, which
-// stays in the cache next to the arithmetic.
-constexpr int64_t kForwardUnit = 2048;
-
 // Undefined where they are not wanted.
 struct Outputs {
   Tensor output;
@@ -41,6 +38,20 @@ struct Outputs {
   Tensor variance;
   Tensor shift = {};
 };
+
+// y of the parts [begin, end), or z over it.
+void write_output(const Kernels& cpu, const ChannelNormForwardParams& p,
+                  const ActivationOver& behind, int64_t begin, int64_t end) {
+  if (p.activation.kind == kernels::Activation::kIdentity)
+    return cpu.channel_output(p, begin, end);
+  ChannelNormForwardParams to_cache = p;
+  to_cache.stream_stores = false;
+  by_few_parts(p.shape, begin, end, [&](int64_t from, int64_t to) {
+    cpu.channel_output(to_cache, from, to);
+    for_neighbours(p.shape, from, to,
+                   [&](int64_t first, int64_t last) { behind.forward(p.y, first, last); });
+  });
+}
 
 void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor& weight,
              const OptionalTensor& bias, double eps, bool given, const Outputs& out) {
@@ -67,6 +78,7 @@ void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor&
   p.eps = eps;
   p.dtype = scalar_type(input);
   p.stream_stores = exceeds_cache(input, 2);
+  p.activation = norm.activation;
   Tensor parts;
   if (!given) {
     parts = empty_parts(p.shape, kernels::moment_parts(p.shape), 3, input.options().dtype(sums));
@@ -76,15 +88,16 @@ void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor&
       norm.op(), input,
       [&](const Kernels& cpu) {
         const ChannelShape& s = p.shape;
-        const Stage<ChannelNormForwardParams> output{p.y != nullptr ? cpu.channel_output : nullptr,
-                                                     each_unit(s, kernels::element_parts(s))};
-        if (given) return run_stages(p, kForwardUnit, std::array{output});
-        run_stages(p, kForwardUnit,
-                   std::array{Stage<ChannelNormForwardParams>{
-                                  cpu.channel_moments, each_unit(s, kernels::moment_parts(s))},
-                              Stage<ChannelNormForwardParams>{cpu.channel_statistics,
-                                                              each_unit(s, kernels::set_count(s))},
-                              output});
+        const ActivationOver behind(cpu, p.activation, x, p.stream_stores);
+        Stage output{nullptr, each_unit(s, kernels::element_parts(s))};
+        if (p.y != nullptr)
+          output.run = [&](int64_t begin, int64_t end) { write_output(cpu, p, behind, begin, end); };
+        if (given) return run_stages(s, kForwardUnit, std::array{output});
+        run_stages(
+            s, kForwardUnit,
+            std::array{stage(true, cpu.channel_moments, p, each_unit(s, kernels::moment_parts(s))),
+                       stage(true, cpu.channel_statistics, p, each_unit(s, kernels::set_count(s))),
+                       output});
       },
       MEMOPT_CUDA_KERNEL(channel_norm_forward), p);
 }
@@ -94,8 +107,10 @@ void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor&
 Results4 _channel_norm_forward(const Tensor& input, int64_t groups, const OptionalTensor& mean,
                                const OptionalTensor& rstd, const OptionalTensor& weight,
                                const OptionalTensor& bias, double eps, std::string_view kind,
-                               bool for_backward, bool with_variance) {
-  const ChannelNorm norm = parse_channel_norm(kind, groups, /*backward=*/false);
+                               NormActivation activation, Scalar scalar, bool for_backward,
+                               bool with_variance) {
+  const ChannelNorm norm =
+      parse_channel_norm(kind, groups, /*backward=*/false, {activation, scalar});
   check_channel_norm(norm, input, weight, bias);
   check_eps(norm.op(), eps);
   const bool given = is_given(mean) || is_given(rstd);
@@ -127,7 +142,8 @@ Results3 _sync_batch_norm_moments(const Tensor& input) {
 MEMOPT_DECLARE_PRIVATE(
     _channel_norm_forward, {},
     "_channel_norm_forward(Tensor input, int groups, Tensor? mean, Tensor? rstd, Tensor? weight,"
-    " Tensor? bias, float eps, *, str norm, bool for_backward=True, bool with_variance=False)"
+    " Tensor? bias, float eps, *, str norm, str? activation=None, float? activation_scalar=None,"
+    " bool for_backward=True, bool with_variance=False)"
     " -> (Tensor output, Tensor mean, Tensor rstd, Tensor variance)");
 MEMOPT_DECLARE_PRIVATE(
     _sync_batch_norm_moments, {},

@@ -66,12 +66,13 @@ Results3 _norm_backward_(const Tensor& grad_output, const Tensor& x, int64_t nor
 Results4 _channel_norm_forward(const Tensor& input, int64_t groups, const OptionalTensor& mean,
                                const OptionalTensor& rstd, const OptionalTensor& weight,
                                const OptionalTensor& bias, double eps, std::string_view kind,
-                               bool for_backward, bool with_variance);
+                               NormActivation activation, Scalar scalar, bool for_backward,
+                               bool with_variance);
 Results3 _channel_norm_backward(const Tensor& grad_output, const Tensor& input, int64_t groups,
                                 const Tensor& mean, const Tensor& rstd,
                                 const OptionalTensor& weight, const OptionalTensor& bias,
                                 bool given_statistics, std::array<bool, 3> output_mask,
-                                std::string_view kind);
+                                std::string_view kind, NormActivation activation, Scalar scalar);
 
 // Batch norm's steps on one rank of several; between them the ranks exchange what they have.
 // Moments of each channel: the mean is mean + shift. Sums of each channel: of grad_output, and of

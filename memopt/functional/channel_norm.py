@@ -16,6 +16,8 @@ def group_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    activation: str | None = None,
+    activation_scalar: float | None = None,
 ) -> Tensor:
     """Normalisation of groups of channels of each sample.
 
@@ -31,6 +33,10 @@ def group_norm(
         weight: (C), or None for 1.
         bias: (C), or None for 0; weight's dtype if both are given.
         eps: added to the variance; finite and not negative. Default 1e-5.
+        activation: the name of an activation behind the norm, as `activation` has it, in the same
+            kernels: act(y) is returned, with the bits of the two ops one after the other, and
+            still the norm's input and statistics alone are saved. Default None.
+        activation_scalar: of an activation that takes one.
 
     Returns:
         A tensor of input's shape and dtype; contiguous, or in channels-last if input is, as
@@ -40,7 +46,15 @@ def group_norm(
         RuntimeError: an argument breaks a rule above, or there is one value to a group; the message
             names it and what was got.
     """
-    output: Tensor = ops.group_norm(input, num_groups, weight, bias, eps)
+    output: Tensor = ops.group_norm(
+        input,
+        num_groups,
+        weight,
+        bias,
+        eps,
+        activation=activation,
+        activation_scalar=activation_scalar,
+    )
     return output
 
 
@@ -54,6 +68,8 @@ def instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    activation: str | None = None,
+    activation_scalar: float | None = None,
 ) -> Tensor:
     """Normalisation of each channel of each sample.
 
@@ -64,7 +80,7 @@ def instance_norm(
     Args:
         input: (N, C, *).
         running_mean, running_var, momentum: as torch.nn.functional.instance_norm has them.
-        weight, bias, eps: as for group_norm.
+        weight, bias, eps, activation, activation_scalar: as for group_norm.
         use_input_stats: whether the statistics are input's own. Default True.
 
     Returns:
@@ -75,10 +91,20 @@ def instance_norm(
         RuntimeError: as for group_norm, or there is one value to a channel of a sample.
     """
     if not use_input_stats or running_mean is not None or running_var is not None:
-        return torch.nn.functional.instance_norm(
+        output = torch.nn.functional.instance_norm(
             input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
         )
-    output: Tensor = ops.instance_norm(input, weight, bias, eps)
+        if activation is None and activation_scalar is None:
+            return output
+        return ops.activation(output, activation, activation_scalar)
+    output = ops.instance_norm(
+        input,
+        weight,
+        bias,
+        eps,
+        activation=activation,
+        activation_scalar=activation_scalar,
+    )
     return output
 
 
@@ -92,6 +118,8 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    activation: str | None = None,
+    activation_scalar: float | None = None,
 ) -> Tensor:
     """Normalisation of each channel over all samples.
 
@@ -104,7 +132,7 @@ def batch_norm(
     Args:
         input: (N, C) or (N, C, *).
         running_mean, running_var: (C), of input's dtype or float32; None in training for none.
-        weight, bias, eps: as for group_norm.
+        weight, bias, eps, activation, activation_scalar: as for group_norm.
         training: whether the statistics are input's own. Default False, as PyTorch has it.
         momentum: the weight of input's own statistics among the running ones. Default 0.1.
 
@@ -116,6 +144,15 @@ def batch_norm(
             channel; the message names it and what was got.
     """
     output: Tensor = ops.batch_norm(
-        input, running_mean, running_var, weight, bias, training, momentum, eps
+        input,
+        running_mean,
+        running_var,
+        weight,
+        bias,
+        training,
+        momentum,
+        eps,
+        activation=activation,
+        activation_scalar=activation_scalar,
     )
     return output

@@ -161,12 +161,6 @@ void means_of_sets(const ChannelNormBackwardParams& p, int64_t begin, int64_t en
   }
 }
 
-// With statistics that are given there are no means: dx = dy weight rstd.
-template <class V>
-MEMOPT_INLINE V given_input_grad(V g, V rstd) {
-  return g * rstd;
-}
-
 template <class T>
 void input_gradient_of_planes(const ChannelNormBackwardParams p, int64_t begin, int64_t end) {
   using A = Accumulate<T>;
@@ -174,28 +168,27 @@ void input_gradient_of_planes(const ChannelNormBackwardParams p, int64_t begin, 
   using V = typename E::V;
   for_plane_parts(p.shape, begin, end, [&](const PlanePart& part) __attribute__((always_inline)) {
     const A weight = p.weight == nullptr ? A(1) : static_cast<const A*>(p.weight)[part.channel];
-    const A rstd_of_set = static_cast<const A*>(p.rstd)[part.set];
-    const V w(plane_constant<T>(weight)), rstd(plane_constant<T>(rstd_of_set));
+    const A rstd = static_cast<const A*>(p.rstd)[part.set];
+    const V scale(plane_constant<T>(rstd * weight));
     const T* const dy = elements<T>(p.dy, part.begin);
     T* const dx = static_cast<T*>(p.dx) + part.begin;
     const bool streamed = p.stream_stores && is_aligned(dx);
     if (p.means == nullptr) {
       for_steps<T>(0, part.size, [=](int64_t j, auto extent) __attribute__((always_inline)) {
         const Step<V> g = load<E, T>(dy + j, extent);
-        const Step<V> d{given_input_grad(g.lo * w, rstd), given_input_grad(g.hi * w, rstd)};
-        store<E, T, V>(dx + j, d, extent, streamed);
+        store<E, T, V>(dx + j, Step<V>{g.lo * scale, g.hi * scale}, extent, streamed);
       });
       return;
     }
     const A* const means = static_cast<const A*>(p.means) + 2 * part.set;
     const V mean(plane_constant<T>(static_cast<const A*>(p.mean)[part.set])),
-        mean_g(plane_constant<T>(means[0]));
-    const V slope(plane_constant<T>(-rstd_of_set * means[1]));
+        mean_g(plane_constant<T>(rstd * means[0]));
+    const V slope(plane_constant<T>(-rstd * rstd * means[1]));
     const T* const x = elements<T>(p.x, part.begin);
     for_steps<T>(0, part.size, [=](int64_t j, auto extent) __attribute__((always_inline)) {
       const Step<V> v = load<E, T>(x + j, extent), g = load<E, T>(dy + j, extent);
-      const Step<V> d{channel_input_grad(g.lo * w, v.lo, mean, mean_g, slope, rstd),
-                      channel_input_grad(g.hi * w, v.hi, mean, mean_g, slope, rstd)};
+      const Step<V> d{channel_input_grad(g.lo, v.lo, mean, scale, mean_g, slope),
+                      channel_input_grad(g.hi, v.hi, mean, scale, mean_g, slope)};
       store<E, T, V>(dx + j, d, extent, streamed);
     });
   });
@@ -217,30 +210,34 @@ void input_gradient_of_pixels(const ChannelNormBackwardParams& p, int64_t begin,
     const ChannelPart part = pixels_part(s, i);
     of_sets.start(part.sample, [&](const ChannelArrays<A>& to) {
       spread(s, part.sample, static_cast<const A*>(p.rstd), 1, to[0]);
-      if (given) return;
-      spread(s, part.sample, static_cast<const A*>(p.mean), 1, to[1]);
-      spread(s, part.sample, static_cast<const A*>(p.means), 2, to[2]);
-      spread(s, part.sample, static_cast<const A*>(p.means) + 1, 2, to[3]);
-      for (int64_t c = 0; c < channels; ++c) to[3][c] *= -to[0][c];
+      if (!given) {
+        spread(s, part.sample, static_cast<const A*>(p.mean), 1, to[1]);
+        spread(s, part.sample, static_cast<const A*>(p.means), 2, to[2]);
+        spread(s, part.sample, static_cast<const A*>(p.means) + 1, 2, to[3]);
+      }
+      for (int64_t c = 0; c < channels; ++c) {
+        const A rstd = to[0][c];
+        to[2][c] *= rstd;
+        to[3][c] *= -rstd * rstd;
+        if (weights != nullptr) to[0][c] *= weights[c];
+      }
     });
-    const A *const rstds = of_sets[0], *const means = of_sets[1];
+    const A *const scales = of_sets[0], *const means = of_sets[1];
     const A *const means_g = of_sets[2], *const slopes = of_sets[3];
     for (int64_t pixel = 0; pixel < part.size; ++pixel) {
       const T* const x = elements<T>(p.x, part.begin + pixel * channels);
       const T* const dy = elements<T>(p.dy, part.begin + pixel * channels);
       T* const dx = static_cast<T*>(p.dx) + part.begin + pixel * channels;
       for_steps<T>(0, channels, [=](int64_t j, auto extent) __attribute__((always_inline)) {
-        const Step<V> rstd = load(rstds + j, extent);
-        const Step<V> w = load_parameter<V>(weights, j, extent, 1.0f);
+        const Step<V> scale = load(scales + j, extent);
         Step<V> g = load(dy + j, extent);
-        g = {g.lo * w.lo, g.hi * w.hi};
         if (given) {
-          g = {given_input_grad(g.lo, rstd.lo), given_input_grad(g.hi, rstd.hi)};
+          g = {g.lo * scale.lo, g.hi * scale.hi};
         } else {
           const Step<V> v = load(x + j, extent), mean = load(means + j, extent);
           const Step<V> mean_g = load(means_g + j, extent), slope = load(slopes + j, extent);
-          g = {channel_input_grad(g.lo, v.lo, mean.lo, mean_g.lo, slope.lo, rstd.lo),
-               channel_input_grad(g.hi, v.hi, mean.hi, mean_g.hi, slope.hi, rstd.hi)};
+          g = {channel_input_grad(g.lo, v.lo, mean.lo, scale.lo, mean_g.lo, slope.lo),
+               channel_input_grad(g.hi, v.hi, mean.hi, scale.hi, mean_g.hi, slope.hi)};
         }
         store(dx + j, g, extent, streamed);
       });

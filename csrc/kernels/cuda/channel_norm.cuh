@@ -70,6 +70,71 @@ __device__ __forceinline__ void for_pixel_tiles(const ChannelShape& s, Body&& bo
   }
 }
 
+// An activation that is named at run time: a call, since its code would otherwise stand there once
+// for each element of a thread. A memory-bound kernel has the time.
+#define MEMOPT_ACTIVATION_CASE(name, kind, Function) \
+  case Activation::kind:                             \
+    return make_activation<Function>(spec).value(y);
+template <class A>
+__device__ __noinline__ A activated(ActivationSpec spec, A y) {
+  switch (spec.kind) {
+    MEMOPT_ACTIVATIONS(MEMOPT_ACTIVATION_CASE)
+    case Activation::kIdentity:
+      break;
+  }
+  return y;
+}
+#undef MEMOPT_ACTIVATION_CASE
+#define MEMOPT_ACTIVATION_CASE(name, kind, Function) \
+  case Activation::kind:                             \
+    return chain<Function>(dz, make_activation<Function>(spec).value_and_grad(y).grad);
+template <class A>
+__device__ __noinline__ A activation_gradient(ActivationSpec spec, A y, A dz) {
+  switch (spec.kind) {
+    MEMOPT_ACTIVATIONS(MEMOPT_ACTIVATION_CASE)
+    case Activation::kIdentity:
+      break;
+  }
+  return dz;
+}
+#undef MEMOPT_ACTIVATION_CASE
+
+// To the tensors' type and back.
+template <class T, int kWidth, class A>
+__device__ __forceinline__ void round_to(A (&values)[kWidth]) {
+  Vector<T, kWidth> rounded;
+  narrow(values, &rounded);
+  widen(rounded, values);
+}
+
+// y <- act(y), where there is an activation.
+template <class T, int kWidth, class A>
+__device__ __forceinline__ void activate(const ActivationSpec& spec, A (&y)[kWidth]) {
+  if (spec.kind == Activation::kIdentity) return;
+  round_to<T>(y);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) y[j] = activated(spec, y[j]);
+}
+
+// dy <- the gradient of y, of which dy has been act(y)'s, where there is an activation; y of one
+// element from y_of(j).
+template <class T, int kWidth, class A, class Y>
+__device__ __forceinline__ void go_through(const ActivationSpec& spec, Y&& y_of, A (&dy)[kWidth]) {
+  if (spec.kind == Activation::kIdentity) return;
+  A y[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) y[j] = y_of(j);
+  round_to<T>(y);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) dy[j] = activation_gradient(spec, y[j], dy[j]);
+  round_to<T>(dy);
+}
+
+template <class A>
+__device__ __forceinline__ A of_channel(const void* parameter, int64_t channel, A otherwise) {
+  return parameter == nullptr ? otherwise : static_cast<const A*>(parameter)[channel];
+}
+
 // A number of each channel's set, of which there are `stride` side by side.
 template <int kElements, int kWidth, Access kAccess, class A>
 __device__ __forceinline__ void load_of_sets(const ChannelShape& s, int64_t sample,
@@ -82,6 +147,17 @@ __device__ __forceinline__ void load_of_sets(const ChannelShape& s, int64_t samp
     if (!share.owns(0, j)) continue;
     const int64_t set = set_of(s, sample, tile + share.position(0, j));
     out[j] = static_cast<const A*>(of_set)[set * stride];
+  }
+}
+
+// A parameter's number of each channel.
+template <int kElements, int kWidth, Access kAccess, class A>
+__device__ __forceinline__ void load_of_channels(const void* parameter, int64_t tile,
+                                                 const Share<kElements, kWidth, kAccess>& share,
+                                                 A otherwise, A (&out)[kWidth]) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    out[j] = of_channel(parameter, share.owns(0, j) ? tile + share.position(0, j) : 0, otherwise);
   }
 }
 

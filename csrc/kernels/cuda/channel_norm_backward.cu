@@ -1,7 +1,8 @@
 // Backward of the norms over channels. Formulas and parts: kernels/channel_norm.h.
 //
 // Memory: x and dy are read twice, for the sums and for dx, and dx written once: 10 bytes an
-// element in 2-byte types. With statistics that are given dx reads dy alone.
+// element in 2-byte types. With statistics that are given dx reads dy alone. With an activation dy
+// is computed both times from x and the activation's gradient: no bytes, a few instructions.
 #include <initializer_list>
 
 #include "channel_norm.cuh"
@@ -27,12 +28,17 @@ __global__ void __launch_bounds__(kMaxRowThreads)
                                       exists ? part.size : 0);
     const int64_t set = set_of(p.shape, part.sample, part.channel);
     const A mean = static_cast<const A*>(p.mean)[set], rstd = static_cast<const A*>(p.rstd)[set];
+    const A w = of_channel(p.weight, part.channel, A(1)),
+            b = of_channel(p.bias, part.channel, A(0));
     Pair<A> sums = {0, 0};
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       A x[kWidth], dy[kWidth];
       load<Load::kPlain>(static_cast<const T*>(p.x) + part.begin, share, k, x);
       load<Load::kPlain>(static_cast<const T*>(p.dy) + part.begin, share, k, dy);
+      go_through<T>(
+          p.activation,
+          [&](int j) { return Centred::affine(Centred::normalize(x[j], mean, rstd), w, b); }, dy);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const A xhat = share.owns(k, j) ? Centred::normalize(x[j], mean, rstd) : A(0);
@@ -56,14 +62,22 @@ __global__ void __launch_bounds__(kPartBlockThreads)
   const int64_t channels = p.shape.channels;
   for_pixel_tiles<T, kAccess>(p.shape, [&](int64_t i, int64_t tile, const auto& share) {
     const ChannelPart part = pixels_part(p.shape, i);
-    A mean[kWidth], rstd[kWidth], sum[kWidth] = {}, product[kWidth] = {};
+    A mean[kWidth], rstd[kWidth], w[kWidth], b[kWidth], sum[kWidth] = {}, product[kWidth] = {};
     load_of_sets(p.shape, part.sample, p.mean, 1, tile, share, mean);
     load_of_sets(p.shape, part.sample, p.rstd, 1, tile, share, rstd);
+    load_of_channels(p.weight, tile, share, A(1), w);
+    load_of_channels(p.bias, tile, share, A(0), b);
     for (int64_t row = 0; row < part.size; ++row) {
       const int64_t at = part.begin + row * channels + tile;
       A x[kWidth], dy[kWidth];
       load<Load::kPlain>(static_cast<const T*>(p.x) + at, share, 0, x);
       load<Load::kPlain>(static_cast<const T*>(p.dy) + at, share, 0, dy);
+      go_through<T>(
+          p.activation,
+          [&](int j) {
+            return Centred::affine(Centred::normalize(x[j], mean[j], rstd[j]), w[j], b[j]);
+          },
+          dy);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         sum[j] += dy[j];
@@ -164,6 +178,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   using A = Accumulate<T>;
   constexpr int kWidth = kGroup<T, kAccess>;
   constexpr int kVectors = kPartShare / kWidth;
+  const bool activates = p.activation.kind != Activation::kIdentity;
   const int64_t parts = element_parts(p.shape);
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; i < parts; i += step) {
@@ -171,17 +186,20 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     const PartShare<T, kAccess> share(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
                                       part.size);
     const int64_t set = set_of(p.shape, part.sample, part.channel);
-    const A w = p.weight == nullptr ? A(1) : static_cast<const A*>(p.weight)[part.channel];
-    const A rstd = static_cast<const A*>(p.rstd)[set];
-    const bool given = p.means == nullptr;
-    const A mean = given ? A(0) : static_cast<const A*>(p.mean)[set];
+    const A w = of_channel(p.weight, part.channel, A(1)),
+            b = of_channel(p.bias, part.channel, A(0));
+    const A mean = static_cast<const A*>(p.mean)[set], rstd = static_cast<const A*>(p.rstd)[set];
+    const bool given = p.means == nullptr, reads_x = !given || activates;
     const A mean_g = given ? A(0) : static_cast<const A*>(p.means)[2 * set];
     const A mean_gx = given ? A(0) : static_cast<const A*>(p.means)[2 * set + 1];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       A x[kWidth], g[kWidth];
       load<Load::kPlain>(static_cast<const T*>(p.dy) + part.begin, share, k, g);
-      if (!given) load<Load::kPlain>(static_cast<const T*>(p.x) + part.begin, share, k, x);
+      if (reads_x) load<Load::kPlain>(static_cast<const T*>(p.x) + part.begin, share, k, x);
+      go_through<T>(
+          p.activation,
+          [&](int j) { return Centred::affine(Centred::normalize(x[j], mean, rstd), w, b); }, g);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         g[j] = given ? g[j] * w * rstd
@@ -200,26 +218,30 @@ __global__ void __launch_bounds__(kPartBlockThreads)
   constexpr int kWidth = kGroup<T, kAccess>;
   const int64_t channels = p.shape.channels;
   const bool given = p.means == nullptr;
+  const bool reads_x = !given || p.activation.kind != Activation::kIdentity;
   for_pixel_tiles<T, kAccess>(p.shape, [&](int64_t i, int64_t tile, const auto& share) {
     const ChannelPart part = pixels_part(p.shape, i);
-    A mean[kWidth] = {}, rstd[kWidth], mean_g[kWidth] = {}, mean_gx[kWidth] = {}, w[kWidth];
+    A mean[kWidth], rstd[kWidth], mean_g[kWidth] = {}, mean_gx[kWidth] = {}, w[kWidth], b[kWidth];
+    load_of_sets(p.shape, part.sample, p.mean, 1, tile, share, mean);
     load_of_sets(p.shape, part.sample, p.rstd, 1, tile, share, rstd);
+    load_of_channels(p.weight, tile, share, A(1), w);
+    load_of_channels(p.bias, tile, share, A(0), b);
     if (!given) {
-      load_of_sets(p.shape, part.sample, p.mean, 1, tile, share, mean);
       load_of_sets(p.shape, part.sample, p.means, 2, tile, share, mean_g);
       load_of_sets(p.shape, part.sample, static_cast<const A*>(p.means) + 1, 2, tile, share,
                    mean_gx);
-    }
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const int64_t channel = share.owns(0, j) ? tile + share.position(0, j) : 0;
-      w[j] = p.weight == nullptr ? A(1) : static_cast<const A*>(p.weight)[channel];
     }
     for (int64_t row = 0; row < part.size; ++row) {
       const int64_t at = part.begin + row * channels + tile;
       A x[kWidth], g[kWidth];
       load<Load::kPlain>(static_cast<const T*>(p.dy) + at, share, 0, g);
-      if (!given) load<Load::kPlain>(static_cast<const T*>(p.x) + at, share, 0, x);
+      if (reads_x) load<Load::kPlain>(static_cast<const T*>(p.x) + at, share, 0, x);
+      go_through<T>(
+          p.activation,
+          [&](int j) {
+            return Centred::affine(Centred::normalize(x[j], mean[j], rstd[j]), w[j], b[j]);
+          },
+          g);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         g[j] = given ? g[j] * w[j] * rstd[j]

@@ -158,11 +158,6 @@ __global__ void __launch_bounds__(kSetThreads) channel_statistics(ChannelNormFor
   }
 }
 
-template <class A>
-__device__ __forceinline__ A of_channel(const void* parameter, int64_t channel, A otherwise) {
-  return parameter == nullptr ? otherwise : static_cast<const A*>(parameter)[channel];
-}
-
 template <class T, Access kAccess>
 __global__ void __launch_bounds__(kMaxRowThreads)
     channel_output_of_planes(ChannelNormForwardParams p) {
@@ -192,6 +187,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
       for (int j = 0; j < kWidth; ++j) {
         x[j] = Centred::affine(Centred::normalize(x[j], mean, rstd), w, b);
       }
+      activate<T>(p.activation, x);
       store(x, static_cast<T*>(p.y) + part.begin, share, k);
     }
   }
@@ -208,12 +204,8 @@ __global__ void __launch_bounds__(kPartBlockThreads)
     A mean[kWidth], rstd[kWidth], w[kWidth], b[kWidth];
     load_of_sets(p.shape, part.sample, p.mean, 1, tile, share, mean);
     load_of_sets(p.shape, part.sample, p.rstd, 1, tile, share, rstd);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const int64_t channel = share.owns(0, j) ? tile + share.position(0, j) : 0;
-      w[j] = of_channel(p.weight, channel, A(1));
-      b[j] = of_channel(p.bias, channel, A(0));
-    }
+    load_of_channels(p.weight, tile, share, A(1), w);
+    load_of_channels(p.bias, tile, share, A(0), b);
     for (int64_t row = 0; row < part.size; ++row) {
       const int64_t at = part.begin + row * channels + tile;
       A x[kWidth];
@@ -222,6 +214,7 @@ __global__ void __launch_bounds__(kPartBlockThreads)
       for (int j = 0; j < kWidth; ++j) {
         x[j] = Centred::affine(Centred::normalize(x[j], mean[j], rstd[j]), w[j], b[j]);
       }
+      activate<T>(p.activation, x);
       store(x, static_cast<T*>(p.y) + at, share, 0);
     }
   });
