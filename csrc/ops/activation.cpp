@@ -174,6 +174,14 @@ void ActivationOver::backward(const void* dz, void* y, int64_t first, int64_t la
                            size);
 }
 
+void ActivationOver::forward_all(void* y, int64_t size) const {
+  parallel_blocks(size, [&](int64_t begin, int64_t end) { forward(y, begin, end); });
+}
+
+void ActivationOver::backward_all(const void* dz, void* y, int64_t size) const {
+  parallel_blocks(size, [&](int64_t begin, int64_t end) { backward(dz, y, begin, end); });
+}
+
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
 MEMOPT_DECLARE_PRIVATE(
     _activation_forward, {},

@@ -31,6 +31,9 @@ class ActivationOver {
   void forward(void* y, int64_t first, int64_t last) const;
   // y <- dz f'(y)
   void backward(const void* dz, void* y, int64_t first, int64_t last) const;
+  // Of all elements, on all threads.
+  void forward_all(void* y, int64_t size) const;
+  void backward_all(const void* dz, void* y, int64_t size) const;
 
  private:
   const kernels::cpu::Kernels& cpu_;

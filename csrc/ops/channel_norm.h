@@ -77,6 +77,17 @@ void by_few_parts(const kernels::ChannelShape& s, int64_t begin, int64_t end, co
   for (int64_t i = begin; i < end; i += few) body(i, std::min(end, i + few));
 }
 
+// On the CPU an activation goes over few parts at a time, behind what writes them, or over the whole
+// tensor: a batch norm's planes lie apart, and where they are small a call for each takes longer
+// than memory.
+enum class Behind { kNothing, kParts, kWhole };
+template <class Params>
+Behind behind_of(const Params& p) {
+  if (p.activation.kind == kernels::Activation::kIdentity) return Behind::kNothing;
+  const bool apart = p.shape.over_batch && !p.shape.pixels && p.shape.size < kForwardUnit;
+  return apart ? Behind::kWhole : Behind::kParts;
+}
+
 // body(first, last) for the elements of the parts [begin, end), neighbours together.
 template <class Body>
 void for_neighbours(const kernels::ChannelShape& s, int64_t begin, int64_t end, const Body& body) {

@@ -32,20 +32,26 @@ struct Gradients {
   Tensor dbias;
 };
 
-// Of the parts [begin, end): dy, from dz and what y is made of, and the sums of it.
-void go_through_activation(const Kernels& cpu, const ChannelNormBackwardParams& p,
-                           const ActivationOver& behind, const void* dz, void* dy, int64_t begin,
-                           int64_t end) {
+// y is written again to `to`.
+kernels::ChannelNormForwardParams output_params(const ChannelNormBackwardParams& p, void* to) {
   kernels::ChannelNormForwardParams y{};
   y.x = p.x;
   y.weight = p.weight;
   y.bias = p.bias;
-  y.y = dy;
+  y.y = to;
   // Read alone.
   y.mean = const_cast<void*>(p.mean);
   y.rstd = const_cast<void*>(p.rstd);
   y.shape = p.shape;
   y.dtype = p.dtype;
+  return y;
+}
+
+// Of the parts [begin, end): dy, from dz and what y is made of, and the sums of it.
+void go_through_activation(const Kernels& cpu, const ChannelNormBackwardParams& p,
+                           const ActivationOver& behind, const void* dz, void* dy, int64_t begin,
+                           int64_t end) {
+  const auto y = output_params(p, dy);
   by_few_parts(p.shape, begin, end, [&](int64_t from, int64_t to) {
     cpu.channel_output(y, from, to);
     for_neighbours(p.shape, from, to,
@@ -102,14 +108,20 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
         Stage sums = stage(p.parts != nullptr, cpu.channel_sums, p, each);
         const ActivationOver behind(cpu, p.activation, x, /*stream_stores=*/false);
         Tensor through;
-        if (p.activation.kind != kernels::Activation::kIdentity) {
+        if (behind_of(p) != Behind::kNothing) {
           // dy in the place of dx, where each element is read before it is written.
           through = dx.defined() ? dx : empty_in_order(norm, input);
-          p.dy = through.const_data_ptr();
-          sums.run = [&](int64_t begin, int64_t end) {
-            go_through_activation(cpu, p, behind, dy.const_data_ptr(), through.mutable_data_ptr(),
-                                  begin, end);
-          };
+          void* const to = through.mutable_data_ptr();
+          p.dy = to;
+          if (behind_of(p) == Behind::kWhole) {
+            const auto y = output_params(p, to);
+            run_stages(s, kForwardUnit, std::array{stage(true, cpu.channel_output, y, each)});
+            behind.backward_all(dy.const_data_ptr(), to, x.numel());
+          } else {
+            sums.run = [&](int64_t begin, int64_t end) {
+              go_through_activation(cpu, p, behind, dy.const_data_ptr(), to, begin, end);
+            };
+          }
         }
         run_stages(s, kBackwardUnit,
                    std::array{sums,

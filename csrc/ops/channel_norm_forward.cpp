@@ -42,8 +42,7 @@ struct Outputs {
 // y of the parts [begin, end), or z over it.
 void write_output(const Kernels& cpu, const ChannelNormForwardParams& p,
                   const ActivationOver& behind, int64_t begin, int64_t end) {
-  if (p.activation.kind == kernels::Activation::kIdentity)
-    return cpu.channel_output(p, begin, end);
+  if (behind_of(p) != Behind::kParts) return cpu.channel_output(p, begin, end);
   ChannelNormForwardParams to_cache = p;
   to_cache.stream_stores = false;
   by_few_parts(p.shape, begin, end, [&](int64_t from, int64_t to) {
@@ -92,12 +91,13 @@ void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor&
         Stage output{nullptr, each_unit(s, kernels::element_parts(s))};
         if (p.y != nullptr)
           output.run = [&](int64_t begin, int64_t end) { write_output(cpu, p, behind, begin, end); };
-        if (given) return run_stages(s, kForwardUnit, std::array{output});
         run_stages(
             s, kForwardUnit,
-            std::array{stage(true, cpu.channel_moments, p, each_unit(s, kernels::moment_parts(s))),
-                       stage(true, cpu.channel_statistics, p, each_unit(s, kernels::set_count(s))),
-                       output});
+            std::array{
+                stage(!given, cpu.channel_moments, p, each_unit(s, kernels::moment_parts(s))),
+                stage(!given, cpu.channel_statistics, p, each_unit(s, kernels::set_count(s))),
+                output});
+        if (behind_of(p) == Behind::kWhole) behind.forward_all(p.y, x.numel());
       },
       MEMOPT_CUDA_KERNEL(channel_norm_forward), p);
 }
