@@ -71,7 +71,7 @@ constexpr int64_t kForwardUnit = 2048;
 // body(begin, end) for the parts [begin, end) (kernels::element_parts), few at a time.
 template <class Body>
 void by_few_parts(const kernels::ChannelShape& s, int64_t begin, int64_t end, const Body& body) {
-  const int64_t elements = s.pixels ? std::min(s.size, kernels::kPartPixels) * s.channels
+  const int64_t elements = s.pixels ? std::min(s.size, kernels::part_pixels(s)) * s.channels
                                     : std::min(s.size, kernels::kPartElements);
   const int64_t few = std::max<int64_t>(1, kForwardUnit / elements);
   for (int64_t i = begin; i < end; i += few) body(i, std::min(end, i + few));

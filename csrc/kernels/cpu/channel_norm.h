@@ -88,6 +88,24 @@ void spread(const ChannelShape& s, int64_t sample, const A* of_set, int64_t stri
   }
 }
 
+// Two sums over the pixels of a part, for each channel: kSumPixels one after the other, then these
+// together. add(pixel, is_first, sums, sums) adds a pixel, or begins with it; further: two arrays.
+template <class A, class Add>
+void sum_pixels(int64_t pixels, int64_t channels, A* sums, A* more_sums,
+                const ChannelArrays<A>& further, Add add) {
+  for (int64_t first = 0; first < pixels; first += kSumPixels) {
+    A* const to = first == 0 ? sums : further[0];
+    A* const more_to = first == 0 ? more_sums : further[1];
+    const int64_t last = std::min(pixels, first + kSumPixels);
+    for (int64_t pixel = first; pixel < last; ++pixel) add(pixel, pixel == first, to, more_to);
+    if (first == 0) continue;
+    for (int64_t c = 0; c < channels; ++c) {
+      sums[c] += to[c];
+      more_sums[c] += more_to[c];
+    }
+  }
+}
+
 // Two sums over parts of pixels, for the channels [begin, end): part by part, pairwise. A part has
 // kArrays arrays of `channels` numbers. get(a step of each, i, extent, part) says what is added to
 // the sums of the step i; take(i, extent, sum, sum) gets them.

@@ -26,7 +26,8 @@ void moments_of_runs(const ChannelNormForwardParams& p, int64_t begin, int64_t e
 // Of one part of pixels: of each channel.
 template <class T>
 void moments_of_pixels(const T* x, int64_t pixels, int64_t channels, Accumulate<T>* mean,
-                       Accumulate<T>* shift, Accumulate<T>* m2) {
+                       Accumulate<T>* shift, Accumulate<T>* m2,
+                       const ChannelArrays<Accumulate<T>>& further) {
   using A = Accumulate<T>;
   using V = typename Elements<T>::V;
   using M = Math<V>;
@@ -44,21 +45,23 @@ void moments_of_pixels(const T* x, int64_t pixels, int64_t channels, Accumulate<
     const Step<V> sum = load(mean + i, extent);
     store(mean + i, Step<V>{sum.lo / n, sum.hi / n}, extent);
   });
-  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
-    const T* const from = x + pixel * channels;
-    for_steps<T>(0, channels, [&](int64_t i, auto extent) __attribute__((always_inline)) {
-      const Step<V> m = load(mean + i, extent), v = load(from + i, extent);
-      Step<V> sum{V(0), V(0)}, squares{V(0), V(0)};
-      if (pixel > 0) {
-        sum = load(shift + i, extent);
-        squares = load(m2 + i, extent);
-      }
-      const Step<V> e{v.lo - m.lo, v.hi - m.hi};
-      store(shift + i, Step<V>{sum.lo + e.lo, sum.hi + e.hi}, extent);
-      store(m2 + i, Step<V>{M::fma(e.lo, e.lo, squares.lo), M::fma(e.hi, e.hi, squares.hi)},
-            extent);
-    });
-  }
+  sum_pixels(pixels, channels, shift, m2, further,
+             [&](int64_t pixel, bool is_first, A* to, A* to_squares) {
+               const T* const from = x + pixel * channels;
+               for_steps<T>(0, channels, [&](int64_t i, auto extent) __attribute__((always_inline)) {
+                 const Step<V> m = load(mean + i, extent), v = load(from + i, extent);
+                 Step<V> sum{V(0), V(0)}, squares{V(0), V(0)};
+                 if (!is_first) {
+                   sum = load(to + i, extent);
+                   squares = load(to_squares + i, extent);
+                 }
+                 const Step<V> e{v.lo - m.lo, v.hi - m.hi};
+                 store(to + i, Step<V>{sum.lo + e.lo, sum.hi + e.hi}, extent);
+                 store(to_squares + i,
+                       Step<V>{M::fma(e.lo, e.lo, squares.lo), M::fma(e.hi, e.hi, squares.hi)},
+                       extent);
+               });
+             });
   for (int64_t i = 0; i < channels; ++i) {
     const auto m = part_moments(mean[i], shift[i], m2[i], static_cast<A>(pixels));
     shift[i] = m.shift;
@@ -122,9 +125,10 @@ void moments_of_channels(const ChannelNormForwardParams& p, int64_t first, int64
   const ChannelShape& s = p.shape;
   const auto* const parts = static_cast<const A*>(p.parts);
   const int64_t of_sample = parts_of_sample(s);
-  const A left = static_cast<A>(s.size - (of_sample - 1) * kPartPixels);
+  const int64_t most = part_pixels(s);
+  const A left = static_cast<A>(s.size - (of_sample - 1) * most), whole = static_cast<A>(most);
   const auto count = [&](int64_t part) {
-    return V((part + 1) % of_sample == 0 ? left : static_cast<A>(kPartPixels));
+    return V((part + 1) % of_sample == 0 ? left : whole);
   };
   A *const means = to[0], *const shifts = to[1], *const squares = to[2];
   const V n(static_cast<A>(pixels));
@@ -258,6 +262,7 @@ void output_of_pixels(const ChannelNormForwardParams& p, int64_t begin, int64_t 
       const T* const x = static_cast<const T*>(p.x) + part.begin + pixel * channels;
       T* const y = static_cast<T*>(p.y) + part.begin + pixel * channels;
       for_steps<T>(0, channels, [=](int64_t j, auto extent) __attribute__((always_inline)) {
+        if (!streamed) prefetch_stores<Elements<T>>(y + j);
         const Step<V> v = load(x + j, extent);
         const Step<V> mean = load(means + j, extent), scale = load(scales + j, extent);
         const Step<V> bias = load_parameter<V>(biases, j, extent, 0.0f);
@@ -278,11 +283,12 @@ void channel_moments(const ChannelNormForwardParams& p, int64_t begin, int64_t e
     using A = Accumulate<T>;
     if (!p.shape.pixels) return moments_of_runs<T>(p, begin, end);
     const int64_t channels = p.shape.channels;
+    const ChannelArrays<A> further(2, channels);
     for (int64_t i = begin; i < end; ++i) {
       const ChannelPart part = pixels_part(p.shape, i);
       A* const mean = static_cast<A*>(p.parts) + i * 3 * channels;
       moments_of_pixels<T>(static_cast<const T*>(p.x) + part.begin, part.size, channels, mean,
-                           mean + channels, mean + 2 * channels);
+                           mean + channels, mean + 2 * channels, further);
     }
   });
 }

@@ -67,21 +67,31 @@ __global__ void __launch_bounds__(kPartBlockThreads)
     load_of_sets(p.shape, part.sample, p.rstd, 1, tile, share, rstd);
     load_of_channels(p.weight, tile, share, A(1), w);
     load_of_channels(p.bias, tile, share, A(0), b);
-    for (int64_t row = 0; row < part.size; ++row) {
-      const int64_t at = part.begin + row * channels + tile;
-      A x[kWidth], dy[kWidth];
-      load<Load::kPlain>(static_cast<const T*>(p.x) + at, share, 0, x);
-      load<Load::kPlain>(static_cast<const T*>(p.dy) + at, share, 0, dy);
-      go_through<T>(
-          p.activation,
-          [&](int j) {
-            return Centred::affine(Centred::normalize(x[j], mean[j], rstd[j]), w[j], b[j]);
-          },
-          dy);
+    for (int64_t first = 0; first < part.size; first += kSumPixels) {
+      const int64_t last = part.size - first < kSumPixels ? part.size : first + kSumPixels;
+      A of_dy[kWidth] = {}, of_product[kWidth] = {};
+      for (int64_t row = first; row < last; ++row) {
+        const int64_t at = part.begin + row * channels + tile;
+        A x[kWidth], dy[kWidth];
+        load<Load::kPlain>(static_cast<const T*>(p.x) + at, share, 0, x);
+        load<Load::kPlain>(static_cast<const T*>(p.dy) + at, share, 0, dy);
+        go_through<T>(
+            p.activation,
+            [&](int j) {
+              return Centred::affine(Centred::normalize(x[j], mean[j], rstd[j]), w[j], b[j]);
+            },
+            dy);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          of_dy[j] += dy[j];
+          of_product[j] =
+              Math<A>::fma(dy[j], Centred::normalize(x[j], mean[j], rstd[j]), of_product[j]);
+        }
+      }
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        sum[j] += dy[j];
-        product[j] = Math<A>::fma(dy[j], Centred::normalize(x[j], mean[j], rstd[j]), product[j]);
+        sum[j] += of_dy[j];
+        product[j] += of_product[j];
       }
     }
     A* const to = static_cast<A*>(p.parts) + i * 2 * channels + tile;

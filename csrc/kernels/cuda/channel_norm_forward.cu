@@ -70,13 +70,22 @@ __global__ void __launch_bounds__(kPartBlockThreads)
     }
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) mean[j] = mean[j] / n;
-    for (int64_t row = 0; row < part.size; ++row) {
-      load<Load::kPlain>(from + row * channels, share, 0, x);
+    for (int64_t first = 0; first < part.size; first += kSumPixels) {
+      const int64_t last = part.size - first < kSumPixels ? part.size : first + kSumPixels;
+      A of_d[kWidth] = {}, of_d2[kWidth] = {};
+      for (int64_t row = first; row < last; ++row) {
+        load<Load::kPlain>(from + row * channels, share, 0, x);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          const A e = x[j] - mean[j];
+          of_d[j] += e;
+          of_d2[j] = Math<A>::fma(e, e, of_d2[j]);
+        }
+      }
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const A e = x[j] - mean[j];
-        d[j] += e;
-        d2[j] = Math<A>::fma(e, e, d2[j]);
+        d[j] += of_d[j];
+        d2[j] += of_d2[j];
       }
     }
     A* const to = static_cast<A*>(p.parts) + i * 3 * channels + tile;

@@ -22,8 +22,8 @@ __all__ = ["TENSORS", "backward", "forward"]
 
 TENSORS = ("x", "y", "dy", "dx", "weight", "bias", "mean", "rstd", "dweight", "dbias")
 
-# kPartElements and kPartPixels of csrc/kernels/channel_norm.h.
-PART_ELEMENTS, PART_PIXELS = 8192, 32
+# kPartElements of csrc/kernels/channel_norm.h.
+PART_ELEMENTS = 8192
 
 
 def forward(run: Run, case: ChannelNormCase, call: Call, statistics: bool) -> tuple[Results, Saved]:
@@ -185,7 +185,8 @@ def _shape(case: ChannelNormCase, call: Call) -> dict[str, Any]:
 
 def _pixel_parts(shape: dict[str, Any]) -> int:
     """Parts times channels; 0 where there are planes."""
-    parts = shape["batch"] * math.ceil(shape["size"] / PART_PIXELS)
+    pixels = min(max(shape["size"] // 64 // 32 * 32, 32), 128)  # part_pixels() of that file
+    parts = shape["batch"] * math.ceil(shape["size"] / pixels)
     return parts * shape["channels"] if shape["pixels"] else 0
 
 
