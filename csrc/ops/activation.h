@@ -19,8 +19,8 @@ kernels::ActivationSpec parse_activation(const char* op, std::string_view name,
 at::Tensor empty_activation_gradient(const kernels::ActivationSpec& activation,
                                      const at::Tensor& grad_output, const at::Tensor& input);
 
-// An activation over arrays of a norm's kernel while they are in the cache, on the CPU. Ranges are of
-// elements.
+// An activation over arrays of a norm's kernel while they are in the cache, on the CPU. Ranges are
+// of elements.
 class ActivationOver {
  public:
   // Of arrays of the input's dtype.

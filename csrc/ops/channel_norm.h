@@ -63,8 +63,8 @@ at::Tensor wide_parameter(const ChannelNorm& norm, const char* name,
 at::Tensor empty_parts(const kernels::ChannelShape& shape, int64_t parts, int64_t numbers,
                        const at::TensorOptions& options);
 
-// How many elements all stages of forward are run on, one behind the other, and an activation behind
-// what writes its input: these read the same tensor, which stays in the cache next to the
+// How many elements all stages of forward are run on, one behind the other, and an activation
+// behind what writes its input: these read the same tensor, which stays in the cache next to the
 // arithmetic.
 constexpr int64_t kForwardUnit = 2048;
 
@@ -77,9 +77,9 @@ void by_few_parts(const kernels::ChannelShape& s, int64_t begin, int64_t end, co
   for (int64_t i = begin; i < end; i += few) body(i, std::min(end, i + few));
 }
 
-// On the CPU an activation goes over few parts at a time, behind what writes them, or over the whole
-// tensor: a batch norm's planes lie apart, and where they are small a call for each takes longer
-// than memory.
+// On the CPU an activation goes over few parts at a time, behind what writes them, or over the
+// whole tensor: a batch norm's planes lie apart, and where they are small a call for each takes
+// longer than memory.
 enum class Behind { kNothing, kParts, kWhole };
 template <class Params>
 Behind behind_of(const Params& p) {

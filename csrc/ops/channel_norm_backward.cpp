@@ -123,11 +123,11 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
             };
           }
         }
-        run_stages(s, kBackwardUnit,
-                   std::array{sums,
-                              stage(has_means, cpu.channel_means, p,
-                                    each_unit(s, kernels::set_count(s))),
-                              stage(dx.defined(), cpu.channel_input_gradient, p, each)});
+        run_stages(
+            s, kBackwardUnit,
+            std::array{sums,
+                       stage(has_means, cpu.channel_means, p, each_unit(s, kernels::set_count(s))),
+                       stage(dx.defined(), cpu.channel_input_gradient, p, each)});
         if (!has_parameters) return;
         parallel(s.channels, kernels::element_parts(s) / (s.pixels ? 1 : s.channels),
                  [&](int64_t begin, int64_t end) { cpu.channel_parameters(p, begin, end); });
@@ -187,8 +187,8 @@ Results2 _sync_batch_norm_sums(const Tensor& grad_output, const Tensor& input, c
   const c10::SymDimVector channels{input.sym_size(1)};
   const Gradients sums{Tensor(), empty_of(true, channels, input), empty_of(true, channels, input)};
   if (!input.is_meta()) {
-    backward(norm, grad_output, input, mean, rstd, std::nullopt, std::nullopt,
-             Statistics::kOwn, Tensor(), sums);
+    backward(norm, grad_output, input, mean, rstd, std::nullopt, std::nullopt, Statistics::kOwn,
+             Tensor(), sums);
   }
   return {sums.dbias, sums.dweight};
 }
@@ -215,7 +215,8 @@ MEMOPT_DECLARE_PRIVATE(
     _channel_norm_backward, {},
     "_channel_norm_backward(Tensor grad_output, Tensor input, int groups, Tensor mean,"
     " Tensor rstd, Tensor? weight, Tensor? bias, bool given_statistics, bool[3] output_mask, *,"
-    " str norm, str? activation=None, float? activation_scalar=None) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+    " str norm, str? activation=None, float? activation_scalar=None) -> (Tensor grad_input, Tensor "
+    "grad_weight, Tensor grad_bias)");
 MEMOPT_DECLARE_PRIVATE(
     _sync_batch_norm_sums, {},
     "_sync_batch_norm_sums(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd)"

@@ -90,7 +90,9 @@ void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor&
         const ActivationOver behind(cpu, p.activation, x, p.stream_stores);
         Stage output{nullptr, each_unit(s, kernels::element_parts(s))};
         if (p.y != nullptr)
-          output.run = [&](int64_t begin, int64_t end) { write_output(cpu, p, behind, begin, end); };
+          output.run = [&](int64_t begin, int64_t end) {
+            write_output(cpu, p, behind, begin, end);
+          };
         run_stages(
             s, kForwardUnit,
             std::array{

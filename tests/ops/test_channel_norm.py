@@ -7,6 +7,7 @@ what is refused: test_channel_norm_calls.py.)
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -15,11 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import memopt
+from memopt.functional.activation import FORMULAS
 from memopt.memory.saved import SavedTensors
 from tests.recipes.support import scope
 from tests.support.bits import assert_same_bits
 from tests.support.cases import (
     BATCH_NORM_CASES,
+    CHANNEL_NORM_ACTIVATION_CASES,
     CHANNEL_NORM_CASES,
     GROUP_NORM_CASES,
     evaluate,
@@ -46,6 +49,9 @@ from tests.support.tolerances import (
 )
 
 every_case = pytest.mark.parametrize("case", CHANNEL_NORM_CASES, ids=str)
+with_an_activation_too = pytest.mark.parametrize(
+    "case", [*CHANNEL_NORM_CASES, *CHANNEL_NORM_ACTIVATION_CASES], ids=str
+)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 # A float64 result is off by no more digits than the oracle.
 every_narrower_dtype = pytest.mark.parametrize("dtypes", DTYPES[:-1], ids=str)
@@ -67,6 +73,29 @@ SIZES = [
 def takes(case: ChannelNormCase, size: tuple[int, ...]) -> bool:
     """Instance norm wants more than one value to a channel of each sample; PyTorch's, a sample."""
     return case.family != "instance_norm" or (size[2:] != (1, 1) and size[0] > 0)
+
+
+@every_case
+@pytest.mark.parametrize("activation", FORMULAS)
+@float32_and_bfloat16
+@pytest.mark.parametrize("layout", [torch.clone, channels_last])
+def test_an_activation_behind_has_the_bits_of_the_two_ops(
+    case: ChannelNormCase, activation: str, dtypes: Dtypes, layout: Callable, device: torch.device
+) -> None:
+    """Of small planes and large ones, of sets of one part and of many; all gradients, and those of
+    weight and bias alone, where there is no gradient of the input to write to on the way.
+    """
+    case = dataclasses.replace(case, activation=activation)
+    for size in ((3, 6, 5, 7), (2, 4, 70, 61)):
+        call = case.make_call(size, dtypes, device).map_activations(layout)
+        expected = evaluate(case.two_ops, call)
+        assert_same_bits(evaluate(case.memopt, call), expected)
+        leaves = call.leaves()
+        frozen = leaves.replace(input=call.input)
+        weights = torch.autograd.grad(
+            case.memopt(frozen), [frozen.weight, frozen.bias], call.grad_output
+        )
+        assert_same_bits(list(weights), [expected["grad_weight"], expected["grad_bias"]])
 
 
 @every_case
@@ -168,7 +197,7 @@ def test_layouts_change_no_value_and_results_have_pytorchs_strides(
             assert ours[name].stride() == theirs[name].stride(), name
 
 
-@every_case
+@with_an_activation_too
 @float32_and_bfloat16
 @pytest.mark.parametrize("layout", [torch.clone, channels_last])
 @pytest.mark.parametrize("size", [(1, 4, 300, 50), (8, 32, 20, 20)], ids=str)
@@ -201,7 +230,7 @@ def test_a_sample_is_the_sample_alone(
         assert torch.equal(alone[name], whole[name][3:4]), name
 
 
-@every_case
+@with_an_activation_too
 @every_dtype
 @pytest.mark.parametrize("layout", [torch.clone, channels_last])
 def test_the_output_is_written_again_in_the_same_bits(
@@ -215,7 +244,7 @@ def test_the_output_is_written_again_in_the_same_bits(
         assert again.stride() == outputs["output"].stride()
 
 
-@every_case
+@with_an_activation_too
 @every_dtype
 def test_input_and_statistics_are_all_that_is_kept(
     case: ChannelNormCase, dtypes: Dtypes, device: torch.device
@@ -228,7 +257,7 @@ def test_input_and_statistics_are_all_that_is_kept(
     assert saved.bytes == call.input.nbytes + case.statistics_bytes(call)
 
 
-@every_case
+@with_an_activation_too
 @pytest.mark.parametrize("layout", [torch.clone, channels_last])
 def test_what_reads_the_output_keeps_nothing_inside_recipes(
     case: ChannelNormCase, layout: Callable, device: torch.device

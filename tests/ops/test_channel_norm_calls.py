@@ -1,6 +1,6 @@
-"""Proves, of group_norm, instance_norm and batch_norm: running statistics move once as PyTorch
-moves them; derivatives are those of the function; the ops are well-formed and trace; bad arguments
-are refused by name. (Their results: test_channel_norm.py.)
+"""Proves, of group_norm, instance_norm and batch_norm, with an activation behind and without:
+running statistics move once as PyTorch moves them; derivatives are those of the function; the ops
+are well-formed and trace; bad arguments are refused by name. (Their results: test_channel_norm.py.)
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from torch.nn import functional as F
 
 import memopt
 from tests.support.bits import assert_same_bits
-from tests.support.cases import CHANNEL_NORM_CASES, Call, evaluate
+from tests.support.cases import (
+    CHANNEL_NORM_ACTIVATION_CASES,
+    CHANNEL_NORM_CASES,
+    Call,
+    evaluate,
+)
 from tests.support.cases.channel_norm import ChannelNormCase
 from tests.support.opchecks import opcheck
 from tests.support.shapes import FLOAT32, FLOAT64, Dtypes, channels_last, random_normal
 
-every_case = pytest.mark.parametrize("case", CHANNEL_NORM_CASES, ids=str)
+CASES = (*CHANNEL_NORM_CASES, *CHANNEL_NORM_ACTIVATION_CASES)
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 @pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0])
@@ -108,8 +114,8 @@ def test_opcheck(
     call = case.make_call((2, 4, 3, 5), dtypes, device).map_activations(layout)
     arguments, keywords = case.arguments(call.leaves())
     if case.family == "instance_norm":
-        arguments = (*arguments, *keywords.values())
-        keywords = {}
+        of_norm = [keywords.pop(name) for name in ("weight", "bias", "eps")]
+        arguments = (*arguments, *of_norm)
     opcheck(case.public_op, arguments, keywords, random=False)
     arguments, keywords = case.forward_arguments(call)
     torch.library.opcheck(case.forward_op, arguments, keywords)
@@ -163,6 +169,18 @@ def test_bad_input_of_group_norm() -> None:
         "group_norm: weight must have input's dtype Float or Float, got Double",
     )
     refused(lambda: f.group_norm(x, 2, eps=-1.0), "group_norm: eps must be finite and not negative")
+    refused(
+        lambda: f.group_norm(x, 2, activation="tanh"),
+        "group_norm: activation must be one of 'gelu', 'gelu_tanh', 'silu'",
+    )
+    refused(
+        lambda: f.group_norm(x, 2, activation="elu"),
+        "group_norm: activation_scalar must be finite and positive for 'elu', got None",
+    )
+    refused(
+        lambda: f.group_norm(x, 2, activation_scalar=1.0),
+        "group_norm: activation_scalar must be None without an activation, got 1",
+    )
     refused(lambda: f.group_norm(x.int(), 2), "group_norm: input must have dtype float32")
     refused(
         lambda: f.group_norm(torch.zeros(1, 6, 1), 6),

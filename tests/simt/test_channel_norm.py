@@ -2,11 +2,12 @@
 
 They are accurate for every type, size and order in memory, in every order of threads, with one set
 of bits wherever the tensors lie and whatever is asked for; the output is written again in forward's
-bits.
+bits; with an activation behind they have the bits of its kernels behind the norm's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from tests.support.bits import assert_same_bits
 from tests.support.cases import CHANNEL_NORM_CASES, Call
+from tests.support.cases.activation import TORCH, ActivationCase
 from tests.support.cases.channel_norm import ChannelNormCase
 from tests.support.shapes import (
     BFLOAT16,
@@ -131,3 +133,26 @@ def test_the_output_is_written_again_in_the_same_bits(
     outputs, saved = kernels.forward(simt, case, call)
     again = channel_norm.again(Run(simt, DENSE), case, call, saved)
     assert_same_bits([again], [outputs["output"]])
+
+
+@every_case
+@pytest.mark.parametrize("activation", [name for name in TORCH if name != "gelu_tanh"])
+@in_both_orders
+@a_wide_and_a_narrow_dtype
+def test_an_activation_behind_has_the_bits_of_two_kernels(
+    simt: Device, case: ChannelNormCase, activation: str, order: Callable, dtypes: Dtypes
+) -> None:
+    size = (2, 6, 3, 5)
+    call = call_of(case, size, dtypes, order)
+    normed = run(simt, case, call)
+    alone = ActivationCase(activation, "none" if activation == "gelu" else None)
+    behind = alone.make_call((12, 15), dtypes, CPU)
+    rows = {"input": normed.output, "grad_output": call.grad_output}
+    behind = behind.replace(**{name: t.reshape(12, 15) for name, t in rows.items()})
+    activated = run(simt, alone, behind)
+    grad_output = order(activated.grad_input.reshape(size))
+    expected = run(simt, case, call.replace(grad_output=grad_output))
+    fused = run(simt, dataclasses.replace(case, activation=activation), call)
+    assert_same_bits([fused.output], [activated.output.reshape(size)])
+    for name in ("grad_input", "grad_weight", "grad_bias"):
+        assert_same_bits([fused[name]], [expected[name]], name)

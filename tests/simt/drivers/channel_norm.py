@@ -16,7 +16,7 @@ from tests.support.cases.channel_norm import ChannelNormCase
 from tests.support.cases.op import Saved
 from tests.support.tolerances import sums_dtype
 
-from .run import Run
+from .run import Run, activation_spec
 
 __all__ = ["TENSORS", "backward", "forward"]
 
@@ -95,6 +95,10 @@ def again(run: Run, case: ChannelNormCase, call: Call, saved: Saved) -> Tensor:
     return _launch_forward(run, case, call, _shape(case, call), on_device, None)
 
 
+def _behind(case: ChannelNormCase) -> dict[str, Any]:
+    return {} if case.activation is None else {"activation": activation_spec(case.activation)}
+
+
 def _launch_forward(
     run: Run,
     case: ChannelNormCase,
@@ -108,6 +112,7 @@ def _launch_forward(
     run.launch(
         "channel_norm_forward",
         **_common(run, call, shape),
+        **_behind(case),
         x=x,
         y=y,
         bias=_parameter(run, "bias", call),
@@ -139,6 +144,7 @@ def backward(
         run.empty(name, (channels,), sums) if wanted else None
         for name, wanted in zip(("dweight", "dbias"), output_mask[1:], strict=True)
     )
+    bias = _parameter(run, "bias", call) if case.activation is not None else None
     means = parts = None
     if output_mask[0] and case.training:
         means = run.memory.empty(saved["mean"].numel(), 2, dtype=sums)
@@ -148,8 +154,10 @@ def backward(
     run.launch(
         "channel_norm_backward",
         **_common(run, call, shape),
+        **_behind(case),
         dy=run.put("dy", _in_memory(call.grad_output, shape)),
         x=x,
+        bias=bias,
         mean=run.memory.put(saved["mean"]),
         rstd=run.memory.put(saved["rstd"]),
         dx=dx,

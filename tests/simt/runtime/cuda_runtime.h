@@ -22,6 +22,7 @@
 #define __shared__ __attribute__((weak))
 
 #define __launch_bounds__(...)
+#define __noinline__ __attribute__((noinline))
 
 extern uint3 threadIdx;
 extern uint3 blockIdx;

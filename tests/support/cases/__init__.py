@@ -9,7 +9,12 @@ from __future__ import annotations
 from .activation import ACTIVATION_CASES, FURTHER_ACTIVATION_CASES, GELU_CASES
 from .add_norm import ADD_NORM_CASES
 from .call import Call, Results, as_tuple, evaluate
-from .channel_norm import BATCH_NORM_CASES, CHANNEL_NORM_CASES, GROUP_NORM_CASES
+from .channel_norm import (
+    BATCH_NORM_CASES,
+    CHANNEL_NORM_ACTIVATION_CASES,
+    CHANNEL_NORM_CASES,
+    GROUP_NORM_CASES,
+)
 from .dropout import (
     ACTIVATION_DROPOUT_CASES,
     ALL_DROPOUT_ADD_NORM_CASES,
@@ -50,6 +55,7 @@ __all__ = [
     "ADD_NORM_CASES",
     "ALL_DROPOUT_ADD_NORM_CASES",
     "BATCH_NORM_CASES",
+    "CHANNEL_NORM_ACTIVATION_CASES",
     "CHANNEL_NORM_CASES",
     "DROPOUT_ADD_NORM_CASES",
     "DROPOUT_CASES",

@@ -8,7 +8,7 @@ last two dimensions, or for batch norm all but the second.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.support.shapes import Dtypes, random_normal
 from tests.support.tolerances import sums_dtype
 
+from .activation import named
 from .call import Call, Results
 from .op import OpCase, Saved
 
@@ -29,6 +30,9 @@ class ChannelNormCase(OpCase):
     training: bool = True
     """Of batch norm: by the statistics of the input."""
 
+    activation: str | None = None
+    """Behind the norm; its results are compared with those of the two ops, not with an oracle."""
+
     private: ClassVar[str] = "channel_norm"
     forward_results: ClassVar[tuple[str, ...]] = ("output", "mean", "rstd", "variance")
     parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
@@ -39,7 +43,18 @@ class ChannelNormCase(OpCase):
     reemitted: ClassVar[tuple[str, ...]] = ()
 
     def __str__(self) -> str:
-        return self.family + ("" if self.training else "-evaluation")
+        mode = "" if self.training else "evaluation"
+        return "-".join(filter(None, (self.family, mode, self.activation)))
+
+    @property
+    def behind(self) -> dict[str, Any]:
+        """Keyword arguments of the ops."""
+        return {} if self.activation is None else named(self.activation)
+
+    def two_ops(self, call: Call) -> Tensor:
+        """The norm, and the activation one after the other."""
+        output = replace(self, activation=None).memopt(call)
+        return torch.ops.memopt.activation(output, **self.behind)
 
     @property
     def over_batch(self) -> bool:
@@ -87,10 +102,11 @@ class ChannelNormCase(OpCase):
     def arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
         if self.over_batch:
             positional = (call.input, call.running_mean, call.running_var, call.weight, call.bias)
-            return positional, {"training": self.training, "eps": call.eps}
+            return positional, {"training": self.training, "eps": call.eps, **self.behind}
         if self.family == "instance_norm":
-            return (call.input,), {"weight": call.weight, "bias": call.bias, "eps": call.eps}
-        return (call.input, call.num_groups, call.weight, call.bias, call.eps), {}
+            keywords = {"weight": call.weight, "bias": call.bias, "eps": call.eps}
+            return (call.input,), {**keywords, **self.behind}
+        return (call.input, call.num_groups, call.weight, call.bias, call.eps), self.behind
 
     def _given(self, call: Call) -> tuple[Tensor | None, Tensor | None]:
         if self.training:
@@ -105,7 +121,7 @@ class ChannelNormCase(OpCase):
     def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
         groups = self._groups(call)
         positional = (call.input, groups, *self._given(call), call.weight, call.bias, call.eps)
-        return positional, {"norm": self.family}
+        return positional, {"norm": self.family, **self.behind}
 
     def forward(self, call: Call) -> tuple[Results, Saved]:
         outputs, saved = super().forward(call)
@@ -126,7 +142,7 @@ class ChannelNormCase(OpCase):
             *(call.grad_output, call.input, self._groups(call), saved["mean"], saved["rstd"]),
             *(call.weight, call.bias, not self.training, output_mask),
         )
-        return positional, {"norm": self.family}
+        return positional, {"norm": self.family, **self.behind}
 
     def output_again(self, call: Call, saved: Saved) -> Tensor:
         """What a recipe does: the output from the statistics."""
@@ -240,3 +256,9 @@ class ChannelNormCase(OpCase):
 GROUP_NORM_CASES = (ChannelNormCase("group_norm"), ChannelNormCase("instance_norm"))
 BATCH_NORM_CASES = (ChannelNormCase("batch_norm"), ChannelNormCase("batch_norm", training=False))
 CHANNEL_NORM_CASES = (*GROUP_NORM_CASES, *BATCH_NORM_CASES)
+CHANNEL_NORM_ACTIVATION_CASES = (
+    ChannelNormCase("group_norm", activation="silu"),
+    ChannelNormCase("instance_norm", activation="leaky_relu"),
+    ChannelNormCase("batch_norm", activation="relu"),
+    ChannelNormCase("batch_norm", training=False, activation="gelu_tanh"),
+)
