@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <optional>
+#include <string_view>
 
 #include "../autograd/support.h"
 #include "../ops/checks.h"
@@ -23,6 +24,9 @@ namespace {
 using at::Tensor;
 using c10::DispatchKeySet;
 using OptionalTensor = std::optional<Tensor>;
+// None stands behind PyTorch's.
+using BehindName = std::optional<std::string_view>;
+using BehindScalar = std::optional<double>;
 
 bool is_there(const OptionalTensor& tensor) {
   return tensor.has_value() && tensor->defined();
@@ -65,9 +69,9 @@ Tensor group_norm(DispatchKeySet keys, const Tensor& input, int64_t num_groups,
   const PassOn pass_on;
   static const auto op =
       autograd::find_op<Tensor(const Tensor&, int64_t, const OptionalTensor&, const OptionalTensor&,
-                               double)>("memopt::group_norm");
+                               double, BehindName, BehindScalar)>("memopt::group_norm");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return op.call(dense(input), num_groups, weight, bias, eps);
+  return op.call(dense(input), num_groups, weight, bias, eps, std::nullopt, std::nullopt);
 }
 
 Tensor instance_norm(DispatchKeySet keys, const Tensor& input, const OptionalTensor& weight,
@@ -83,10 +87,10 @@ Tensor instance_norm(DispatchKeySet keys, const Tensor& input, const OptionalTen
   }
   const PassOn pass_on;
   static const auto op =
-      autograd::find_op<Tensor(const Tensor&, const OptionalTensor&, const OptionalTensor&,
-                               double)>("memopt::instance_norm");
+      autograd::find_op<Tensor(const Tensor&, const OptionalTensor&, const OptionalTensor&, double,
+                               BehindName, BehindScalar)>("memopt::instance_norm");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return op.call(dense(input), weight, bias, eps);
+  return op.call(dense(input), weight, bias, eps, std::nullopt, std::nullopt);
 }
 
 Tensor batch_norm(DispatchKeySet keys, const Tensor& input, const OptionalTensor& weight,
@@ -103,12 +107,12 @@ Tensor batch_norm(DispatchKeySet keys, const Tensor& input, const OptionalTensor
                                             cudnn_enabled);
   }
   const PassOn pass_on;
-  static const auto op =
-      autograd::find_op<Tensor(const Tensor&, const OptionalTensor&, const OptionalTensor&,
-                               const OptionalTensor&, const OptionalTensor&, bool, double, double)>(
-          "memopt::batch_norm");
+  static const auto op = autograd::find_op<Tensor(
+      const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+      const OptionalTensor&, bool, double, double, BehindName, BehindScalar)>("memopt::batch_norm");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return op.call(input, running_mean, running_var, weight, bias, training, momentum, eps);
+  return op.call(input, running_mean, running_var, weight, bias, training, momentum, eps,
+                 std::nullopt, std::nullopt);
 }
 
 }  // namespace
