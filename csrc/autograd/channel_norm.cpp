@@ -31,7 +31,7 @@ Results4 forward_by(const Options& o, const variable_list& reads, const Optional
                  with_variance);
 }
 
-// As PyTorch moves them: the variance without bias.
+// As PyTorch moves them: `variance` is without bias.
 void move_running(const Options& o, const variable_list& in, const Tensor& mean,
                   const Tensor& variance) {
   const Tensor &running_mean = in[3], &running_var = in[4];
@@ -39,9 +39,7 @@ void move_running(const Options& o, const variable_list& in, const Tensor& mean,
   if (running_mean.defined())
     running_mean.lerp_(as_type(mean, running_mean.scalar_type()), o.momentum);
   if (!running_var.defined()) return;
-  const c10::SymInt n = in[0].sym_numel() / in[0].sym_size(1);
-  const at::Scalar unbias(c10::SymFloat(n) / c10::SymFloat(n - 1));
-  running_var.lerp_(as_type(variance.mul(unbias), running_var.scalar_type()), o.momentum);
+  running_var.lerp_(as_type(variance, running_var.scalar_type()), o.momentum);
 }
 
 }  // namespace

@@ -177,11 +177,12 @@ struct ChannelNormForwardParams {
   void* y;         // in x's order, z where there is an activation; null: not wanted
   void* mean;      // [sets]; written by moments, read for y
   void* rstd;      // likewise; null: not wanted, and neither is y
-  void* variance;  // [sets]; null: not wanted
+  void* variance;  // [sets], times `unbias`; null: not wanted
   void* shift;     // [sets], what mean lacks of the mean (PartMoments); null: not wanted
   void* parts;     // [parts, 3] PartMoments, or of pixels [parts, 3, channels]
   ChannelShape shape;
   double eps;
+  double unbias;
   ScalarType dtype;
   bool stream_stores;
   ActivationSpec activation;  // on the CPU a stage of its own

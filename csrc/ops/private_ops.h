@@ -62,7 +62,8 @@ Results3 _norm_backward_(const Tensor& grad_output, const Tensor& x, int64_t nor
                          NormActivation activation);
 
 // kind: "group_norm", "instance_norm", "batch_norm", "sync_batch_norm". Without mean and rstd the
-// statistics are those of input, and are returned if they are wanted; otherwise they are constants.
+// statistics are those of input, and are returned if they are wanted (the variance without bias);
+// otherwise they are constants.
 Results4 _channel_norm_forward(const Tensor& input, int64_t groups, const OptionalTensor& mean,
                                const OptionalTensor& rstd, const OptionalTensor& weight,
                                const OptionalTensor& bias, double eps, std::string_view kind,

@@ -45,23 +45,23 @@ void moments_of_pixels(const T* x, int64_t pixels, int64_t channels, Accumulate<
     const Step<V> sum = load(mean + i, extent);
     store(mean + i, Step<V>{sum.lo / n, sum.hi / n}, extent);
   });
-  sum_pixels(pixels, channels, shift, m2, further,
-             [&](int64_t pixel, bool is_first, A* to, A* to_squares) {
-               const T* const from = x + pixel * channels;
-               for_steps<T>(0, channels, [&](int64_t i, auto extent) __attribute__((always_inline)) {
-                 const Step<V> m = load(mean + i, extent), v = load(from + i, extent);
-                 Step<V> sum{V(0), V(0)}, squares{V(0), V(0)};
-                 if (!is_first) {
-                   sum = load(to + i, extent);
-                   squares = load(to_squares + i, extent);
-                 }
-                 const Step<V> e{v.lo - m.lo, v.hi - m.hi};
-                 store(to + i, Step<V>{sum.lo + e.lo, sum.hi + e.hi}, extent);
-                 store(to_squares + i,
-                       Step<V>{M::fma(e.lo, e.lo, squares.lo), M::fma(e.hi, e.hi, squares.hi)},
-                       extent);
-               });
-             });
+  sum_pixels(
+      pixels, channels, shift, m2, further,
+      [&](int64_t pixel, bool is_first, A* to, A* to_squares) {
+        const T* const from = x + pixel * channels;
+        for_steps<T>(0, channels, [&](int64_t i, auto extent) __attribute__((always_inline)) {
+          const Step<V> m = load(mean + i, extent), v = load(from + i, extent);
+          Step<V> sum{V(0), V(0)}, squares{V(0), V(0)};
+          if (!is_first) {
+            sum = load(to + i, extent);
+            squares = load(to_squares + i, extent);
+          }
+          const Step<V> e{v.lo - m.lo, v.hi - m.hi};
+          store(to + i, Step<V>{sum.lo + e.lo, sum.hi + e.hi}, extent);
+          store(to_squares + i,
+                Step<V>{M::fma(e.lo, e.lo, squares.lo), M::fma(e.hi, e.hi, squares.hi)}, extent);
+        });
+      });
   for (int64_t i = 0; i < channels; ++i) {
     const auto m = part_moments(mean[i], shift[i], m2[i], static_cast<A>(pixels));
     shift[i] = m.shift;
@@ -98,7 +98,8 @@ void write_statistics(const ChannelNormForwardParams& p, int64_t set, const Toge
   static_cast<A*>(p.mean)[set] = m.mean;
   if (p.rstd != nullptr) static_cast<A*>(p.rstd)[set] = m.rstd;
   if (p.shift != nullptr) static_cast<A*>(p.shift)[set] = (t.mean - m.mean) + t.d / n;
-  if (p.variance != nullptr) static_cast<A*>(p.variance)[set] = variance(t.d / n, t.d2, n);
+  if (p.variance != nullptr)
+    static_cast<A*>(p.variance)[set] = variance(t.d / n, t.d2, n) * static_cast<A>(p.unbias);
 }
 
 template <class A>
@@ -127,9 +128,7 @@ void moments_of_channels(const ChannelNormForwardParams& p, int64_t first, int64
   const int64_t of_sample = parts_of_sample(s);
   const int64_t most = part_pixels(s);
   const A left = static_cast<A>(s.size - (of_sample - 1) * most), whole = static_cast<A>(most);
-  const auto count = [&](int64_t part) {
-    return V((part + 1) % of_sample == 0 ? left : whole);
-  };
+  const auto count = [&](int64_t part) { return V((part + 1) % of_sample == 0 ? left : whole); };
   A *const means = to[0], *const shifts = to[1], *const squares = to[2];
   const V n(static_cast<A>(pixels));
   sum_parts<3>(

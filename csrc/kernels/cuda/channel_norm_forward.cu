@@ -162,7 +162,8 @@ __global__ void __launch_bounds__(kSetThreads) channel_statistics(ChannelNormFor
     if (p.rstd != nullptr) static_cast<A*>(p.rstd)[set] = m.rstd;
     if (p.shift != nullptr) static_cast<A*>(p.shift)[set] = (mean - m.mean) + sums.first / n;
     if (p.variance != nullptr) {
-      static_cast<A*>(p.variance)[set] = variance(sums.first / n, sums.second, n);
+      static_cast<A*>(p.variance)[set] =
+          variance(sums.first / n, sums.second, n) * static_cast<A>(p.unbias);
     }
   }
 }

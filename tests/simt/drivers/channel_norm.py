@@ -52,6 +52,7 @@ def moments(run: Run, case: ChannelNormCase, call: Call) -> tuple[Tensor, Tensor
         mean=mean,
         shift=shift,
         variance=variance,
+        unbias=1.0,
         parts=_moment_parts(run, case, call, shape, sets),
         shape=shape,
         dtype=call.input.dtype,
