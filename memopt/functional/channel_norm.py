@@ -91,12 +91,12 @@ def instance_norm(
         RuntimeError: as for group_norm, or there is one value to a channel of a sample.
     """
     if not use_input_stats or running_mean is not None or running_var is not None:
-        output = torch.nn.functional.instance_norm(
+        output: Tensor = torch.nn.functional.instance_norm(
             input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
         )
-        if activation is None and activation_scalar is None:
-            return output
-        return ops.activation(output, activation, activation_scalar)
+        if activation is not None or activation_scalar is not None:
+            output = ops.activation(output, activation, activation_scalar)
+        return output
     output = ops.instance_norm(
         input,
         weight,

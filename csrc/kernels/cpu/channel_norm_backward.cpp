@@ -191,6 +191,7 @@ void input_gradient_of_planes(const ChannelNormBackwardParams p, int64_t begin, 
     const V slope(plane_constant<T>(-rstd * rstd * means[1]));
     const T* const x = elements<T>(p.x, part.begin);
     for_steps<T>(0, part.size, [=](int64_t j, auto extent) __attribute__((always_inline)) {
+      if (!streamed) prefetch_stores<E>(dx + j);
       const Step<V> v = load<E, T>(x + j, extent), g = load<E, T>(dy + j, extent);
       const Step<V> d{channel_input_grad(g.lo, v.lo, mean, scale, mean_g, slope),
                       channel_input_grad(g.hi, v.hi, mean, scale, mean_g, slope)};

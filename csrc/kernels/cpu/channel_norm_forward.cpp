@@ -227,6 +227,7 @@ void output_of_planes(const ChannelNormForwardParams p, int64_t begin, int64_t e
     T* const y = static_cast<T*>(p.y) + part.begin;
     const bool streamed = p.stream_stores && is_aligned(y);
     for_steps<T>(0, part.size, [=](int64_t j, auto extent) __attribute__((always_inline)) {
+      if (!streamed) prefetch_stores<E>(y + j);
       const Step<V> v = load<E, T>(x + j, extent);
       const Step<V> z{channel_affine(v.lo, mean, scale, bias),
                       channel_affine(v.hi, mean, scale, bias)};
