@@ -52,7 +52,7 @@ GOALS = {"group_norm": 1.2, "group_norm, silu": 1.5, "batch_norm": 1.0, "batch_n
 """PyTorch's time over memopt's, as it is aimed at on the CPU."""
 
 Function = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of input, weight, bias, running mean and running variance."""
+"""Takes input, weight, bias, running mean and running variance."""
 
 
 def torch_group_norm(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor) -> Tensor:

@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoint_overhead, compile, conv, convert_bytes, cuda_resources, models
+from benchmarks import (
+    channel_norm,
+    checkpoint_overhead,
+    compile,
+    conv,
+    convert_bytes,
+    cuda_resources,
+    models,
+)
 from benchmarks import head as language_head
 from benchmarks import host_time as whole_steps
 from benchmarks import longest_sequence as sequences
@@ -285,6 +293,11 @@ def _before_and_after(before: Run, after: Run, time: float) -> tuple[str, str, s
     )
 
 
+def channel_norms() -> str:
+    run = result("cpu_channel_norm")
+    return under(run, channel_norm.tables(run["cases"].values()))
+
+
 def whole_models() -> str:
     run = result("cpu_models")
     return under(run, models.tables(run))
@@ -325,6 +338,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bytes of converted models": converted,
     "plans": planned,
     "convolutional networks": convolutional,
+    "norms over channels": channel_norms,
     "whole models": whole_models,
     "heads": heads,
     "longest sequences": longest_sequences,

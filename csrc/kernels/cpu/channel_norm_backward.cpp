@@ -2,6 +2,7 @@
 // and of x. Formulas and parts: kernels/channel_norm.h.
 #include "channel_norm.h"
 #include "kernels.h"
+#include "prefetch.h"
 #include "table.h"
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {

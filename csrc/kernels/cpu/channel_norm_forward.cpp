@@ -4,6 +4,7 @@
 
 #include "channel_norm.h"
 #include "kernels.h"
+#include "prefetch.h"
 #include "row_sums.h"
 #include "table.h"
 
