@@ -84,28 +84,28 @@ void sums_of_pixels(const ChannelNormBackwardParams& p, int64_t begin, int64_t e
     const A *const means = statistics[0], *const rstds = statistics[1];
     A* const sums = static_cast<A*>(p.parts) + i * 2 * channels;
     A* const products = sums + channels;
-    sum_pixels(
-        part.size, channels, sums, products, further,
-        [&](int64_t pixel, bool is_first, A* to, A* to_products) {
-          const T* const x = elements<T>(p.x, part.begin + pixel * channels);
-          const T* const dy = elements<T>(p.dy, part.begin + pixel * channels);
-          for_steps<T>(0, channels, [&](int64_t j, auto extent) __attribute__((always_inline)) {
-            prefetch_loads<Elements<T>>(x + j);
-            prefetch_loads<Elements<T>>(dy + j);
-            const Step<V> v = load(x + j, extent), g = load(dy + j, extent);
-            const Step<V> mean = load(means + j, extent);
-            Step<V> sum{V(0), V(0)}, product{V(0), V(0)};
-            if (!is_first) {
-              sum = load(to + j, extent);
-              product = load(to_products + j, extent);
-            }
-            store(to + j, Step<V>{sum.lo + g.lo, sum.hi + g.hi}, extent);
-            store(to_products + j,
-                  Step<V>{M::fma(g.lo, v.lo - mean.lo, product.lo),
-                          M::fma(g.hi, v.hi - mean.hi, product.hi)},
-                  extent);
-          });
-        });
+    sum_pixels(part.size, channels, sums, products, further,
+               [&](int64_t pixel, bool is_first, A* to, A* to_products) {
+                 const T* const x = elements<T>(p.x, part.begin + pixel * channels);
+                 const T* const dy = elements<T>(p.dy, part.begin + pixel * channels);
+                 for_steps<T>(0, channels,
+                              [&](int64_t j, auto extent) __attribute__((always_inline)) {
+                                prefetch_loads<Elements<T>>(x + j);
+                                prefetch_loads<Elements<T>>(dy + j);
+                                const Step<V> v = load(x + j, extent), g = load(dy + j, extent);
+                                const Step<V> mean = load(means + j, extent);
+                                Step<V> sum{V(0), V(0)}, product{V(0), V(0)};
+                                if (!is_first) {
+                                  sum = load(to + j, extent);
+                                  product = load(to_products + j, extent);
+                                }
+                                store(to + j, Step<V>{sum.lo + g.lo, sum.hi + g.hi}, extent);
+                                store(to_products + j,
+                                      Step<V>{M::fma(g.lo, v.lo - mean.lo, product.lo),
+                                              M::fma(g.hi, v.hi - mean.hi, product.hi)},
+                                      extent);
+                              });
+               });
     for (int64_t c = 0; c < channels; ++c) products[c] *= rstds[c];
   }
 }

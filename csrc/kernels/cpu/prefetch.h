@@ -5,8 +5,8 @@
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
 
-// The lines that a step loads, or stores to, soon, 1 KiB from here. Vectors of a whole line wait for
-// it where it comes from the last-level cache or memory, longer than those of half a line.
+// The lines that a step loads, or stores to, soon, 1 KiB from here. Vectors of a whole line wait
+// for it where it comes from the last-level cache or memory, longer than those of half a line.
 template <class E, class T, int kStores>
 MEMOPT_INLINE void prefetch_step(const T* p) {
   const auto* const soon = reinterpret_cast<const char*>(p) + 1024;
