@@ -1,5 +1,5 @@
-// group_norm, instance_norm and batch_norm, with an activation behind them or without: one op. Formulas: kernels/channel_norm.h. (Batch norm
-// across ranks: sync_batch_norm.h.)
+// group_norm, instance_norm and batch_norm, with an activation behind them or without: one op.
+// Formulas: kernels/channel_norm.h. (Batch norm across ranks: sync_batch_norm.h.)
 //
 // Saved: input, 2 bytes an element in bfloat16, and mean and rstd of each set, 8 bytes. The output
 // is a function of these, weight and bias, element by element: its recipe is one kernel that reads
@@ -26,9 +26,9 @@ struct ChannelNormOp : OpDefaults {
     std::string norm;  // "group_norm", "instance_norm", "batch_norm"
     int64_t groups = 1;
     double eps = 1e-5;
-    bool given = false;     // batch norm: by its running statistics
-    bool running = false;   // it has them
-    double momentum = 0.0;  // by which they move, where they are not what is given
+    bool given = false;                 // batch norm: by its running statistics
+    bool running = false;               // it has them
+    double momentum = 0.0;              // by which they move, where they are not what is given
     ActivationOptions activation = {};  // behind it; no name: none
   };
   template <class Options, class F>

@@ -31,9 +31,9 @@
 // Moments are those of parts of a set, each centred around its own mean while it is in the cache,
 // and then of the parts, centred once more (the pairwise algorithm of Chan, Golub & LeVeque, 1983):
 // x is read from memory once for both. A part is at most kPartElements neighbours of a plane (in a
-// group norm of the group's planes, which lie one behind the other), or of a channel 32 to 128 pixels,
-// a 64th of what there is: the numbers of parts take 9 % of x's bytes, or 2. How a set is cut depends
-// on its own sizes alone.
+// group norm of the group's planes, which lie one behind the other), or of a channel 32 to 128
+// pixels, a 64th of what there is: the numbers of parts take 9 % of x's bytes, or 2. How a set is
+// cut depends on its own sizes alone.
 #pragma once
 
 #include "activation.h"
