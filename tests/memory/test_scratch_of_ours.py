@@ -26,6 +26,13 @@ CALLS: dict[str, Call] = {
     )[0],
     "group_norm": lambda x, w, b: MF.group_norm(x(6, WIDTH, 40), 8, w, b),
     "batch_norm": lambda x, w, b: MF.batch_norm(x(6, WIDTH, 40), None, None, w, b, training=True),
+    "group_norm, silu": lambda x, w, b: MF.group_norm(x(6, WIDTH, 40), 8, w, b, activation="silu"),
+    "batch_norm, relu": lambda x, w, b: MF.batch_norm(
+        x(6, WIDTH, 40), None, None, w, b, training=True, activation="relu"
+    ),
+    "group_norm, silu, of an input without a gradient": lambda x, w, b: MF.group_norm(
+        x(6, WIDTH, 40).detach(), 8, w, b, activation="silu"
+    ),
     "gelu": lambda x, w, b: MF.gelu(x(6, 40, WIDTH)),
     "swiglu": lambda x, w, b: MF.swiglu(x(6, 40, WIDTH), x(6, 40, WIDTH)),
     "swiglu_packed": lambda x, w, b: MF.swiglu_packed(x(6, 40, WIDTH)),

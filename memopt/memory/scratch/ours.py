@@ -12,12 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from memopt.memory.scratch.size import TRANSPOSED, KiB, Scratch, copy_in
+from memopt.memory.scratch.size import TRANSPOSED, KiB, Scratch, copy_in, elements_of
 
 _ROWS_OF_A_PART = 16
 """Rows whose share of a parameter's gradient is added up first, at the least."""
 _SUMS = 2
 """Sums of one column: for the weight's gradient and the bias's, in float32 at the least."""
+_OUTPUT_MASK = 8
+"""Its place among the arguments of `_channel_norm_backward`."""
 
 
 def of_kernel(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -28,3 +30,14 @@ def of_kernel(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Te
     copied = sum(nbytes + TRANSPOSED * itemsize for nbytes, itemsize in sizes if nbytes)
     largest = max((t.numel() * max(4, t.element_size()) for t in given), default=0)
     return Scratch(0, copied + _SUMS * largest // _ROWS_OF_A_PART + KiB)
+
+
+def of_channel_norm_backward(
+    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> Scratch:
+    """As of_kernel; without the input's gradient, and with an activation behind, there is a buffer
+    in its place.
+    """
+    found = of_kernel(args, given, results)
+    (_, source, *_), wanted = args, args[_OUTPUT_MASK]
+    return found if wanted[0] else Scratch(found.known, found.margin + elements_of(source))

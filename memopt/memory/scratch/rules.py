@@ -33,7 +33,7 @@ from memopt.memory.scratch.maps import MAPS, resampling, resampling_backward
 from memopt.memory.scratch.matrices import MATRICES
 from memopt.memory.scratch.measured import is_quick, measured
 from memopt.memory.scratch.onednn import lstm_scratch
-from memopt.memory.scratch.ours import of_kernel
+from memopt.memory.scratch.ours import of_channel_norm_backward, of_kernel
 from memopt.memory.scratch.size import (
     NONE,
     Scratch,
@@ -316,6 +316,7 @@ _RULES: dict[str, ScratchRule] = {
     "native_batch_norm": _batch_norm((0,)),
     "_native_batch_norm_legit": _batch_norm((0,)),
     "native_batch_norm_backward": _batch_norm((0, 1), backward=True),
+    "_channel_norm_backward": of_channel_norm_backward,
     "convolution": convolution,
     "convolution_backward": convolution_backward,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
