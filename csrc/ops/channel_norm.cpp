@@ -14,8 +14,7 @@ using kernels::ChannelShape;
 
 ChannelNorm parse_channel_norm(std::string_view kind, int64_t groups, bool backward,
                                const ActivationBehind& activation) {
-  const bool across_ranks = kind == "sync_batch_norm";
-  const bool over_batch = across_ranks || kind == "batch_norm";
+  const bool over_batch = kind == "batch_norm" || kind == "sync_batch_norm";
   const bool instance = kind == "instance_norm";
   TORCH_CHECK(
       over_batch || instance || kind == "group_norm",
@@ -28,7 +27,7 @@ ChannelNorm parse_channel_norm(std::string_view kind, int64_t groups, bool backw
       activation.name.has_value()
           ? parse_activation(name.c_str(), *activation.name, activation.scalar)
           : kernels::ActivationSpec{kernels::Activation::kIdentity, 0.0};
-  return {name, groups, over_batch, instance, across_ranks, behind};
+  return {name, groups, over_batch, instance, behind};
 }
 
 c10::SymDimVector sets_of(const ChannelNorm& norm, const Tensor& input) {

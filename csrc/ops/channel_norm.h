@@ -23,7 +23,6 @@ struct ChannelNorm {
   int64_t groups;
   bool over_batch;
   bool is_instance_norm;
-  bool across_ranks;
   kernels::ActivationSpec activation;  // behind it
 
   const char* op() const { return name.c_str(); }  // in errors: what a user calls

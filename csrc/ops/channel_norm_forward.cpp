@@ -78,9 +78,9 @@ void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor&
   p.dtype = scalar_type(input);
   p.stream_stores = exceeds_cache(input, 2);
   p.activation = norm.activation;
-  // Of the variance that moves a running one. Ranks first put theirs together.
+  // Of the variance that moves a running one. Ranks, who want the shift, put theirs together first.
   const auto values = static_cast<double>(kernels::set_elements(p.shape));
-  p.unbias = norm.across_ranks ? 1.0 : values / (values - 1);
+  p.unbias = out.shift.defined() ? 1.0 : values / (values - 1);
   Tensor parts;
   if (!given) {
     parts = empty_parts(p.shape, kernels::moment_parts(p.shape), 3, input.options().dtype(sums));
