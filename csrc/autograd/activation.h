@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "op.h"
+#include "recipe.h"
 
 namespace memopt::autograd {
 
@@ -32,6 +33,12 @@ struct ActivationOp : OpDefaults {
   static constexpr bool kRandom = true;
   static c10::SymInt features(const Options&, const variable_list& in) {
     return in[0].sym_size(-1);
+  }
+
+  // As the recipe of what it reads may have it.
+  static std::optional<Behind> behind(const Options& o) {
+    if (o.drops) return std::nullopt;
+    return Behind{o.activation, o.scalar};
   }
 
   // in_place: the output may be written over an input that is the caller's own (ownership.h).

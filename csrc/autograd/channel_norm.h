@@ -42,6 +42,13 @@ struct ChannelNormOp : OpDefaults {
   static constexpr size_t kReads = 3;
   static constexpr bool kRandom = true;
 
+  // One activation at most, by the kernel that writes the output.
+  static bool takes_behind(const Options& o) { return o.activation.activation.empty(); }
+  static Options with_behind(Options o, const Behind& behind) {
+    o.activation = {.activation = behind.activation, .scalar = behind.scalar};
+    return o;
+  }
+
   static Produced forward(const Options& options, const variable_list& in, bool for_backward);
   static Tensor forward_again(const Options& options, const variable_list& reads,
                               const variable_list& extras);

@@ -6,12 +6,20 @@
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "op.h"
 #include "ownership.h"
 
 namespace memopt::autograd {
+
+// An activation, by its name.
+struct Behind {
+  std::string activation;
+  std::optional<double> scalar;
+};
 
 struct Recipe {
   std::vector<Tensor> inputs;  // undefined where an optional one was not given
@@ -20,6 +28,11 @@ struct Recipe {
   std::function<Tensor(const std::vector<Tensor>&)> run;
   // What the node of the output has saved without hooks.
   variable_list saved = {};
+  // Makes an activation of the output at once, in the bits of one after the other, so that the
+  // output itself need not exist; null: nothing does.
+  std::function<Tensor(const std::vector<Tensor>&, const Behind&)> run_with = {};
+  // The output is this activation of the only input.
+  std::optional<Behind> behind = {};
 };
 
 struct RecipeRecorder {
@@ -47,12 +60,23 @@ Recipe recipe_of(const typename Op::Options& options, const Produced& made,
   std::vector<Tensor> inputs = made.reads;
   const auto reads = static_cast<std::ptrdiff_t>(inputs.size());
   if (Op::kRandom) inputs.insert(inputs.end(), made.extras.begin(), made.extras.end());
-  return {std::move(inputs),
-          [options, reads](const auto& read) {
-            return Op::forward_again(options, {read.begin(), read.begin() + reads},
-                                     {read.begin() + reads, read.end()});
-          },
-          saved};
+  Recipe recipe{std::move(inputs),
+                [options, reads](const auto& read) {
+                  return Op::forward_again(options, {read.begin(), read.begin() + reads},
+                                           {read.begin() + reads, read.end()});
+                },
+                saved};
+  if constexpr (requires { Op::behind(options); }) recipe.behind = Op::behind(options);
+  if constexpr (requires { Op::with_behind(options, Behind{}); }) {
+    if (Op::takes_behind(options)) {
+      recipe.run_with = [options, reads](const auto& read, const Behind& behind) {
+        return Op::forward_again(Op::with_behind(options, behind),
+                                 {read.begin(), read.begin() + reads},
+                                 {read.begin() + reads, read.end()});
+      };
+    }
+  }
+  return recipe;
 }
 
 }  // namespace memopt::autograd

@@ -5,12 +5,18 @@
 #include <algorithm>
 
 #include "../autograd/made_again.h"
+#include "shared.h"
 #include "untracked.h"
 
 namespace memopt::saved {
 
-RecipeHandle::RecipeHandle(Inputs inputs, Run run, Geometry geometry)
-    : inputs_(std::move(inputs)), run_(std::move(run)), geometry_(std::move(geometry)) {
+RecipeHandle::RecipeHandle(Inputs inputs, Run run, Geometry geometry, RunWith run_with,
+                           std::optional<autograd::Behind> behind)
+    : inputs_(std::move(inputs)),
+      run_(std::move(run)),
+      geometry_(std::move(geometry)),
+      run_with_(std::move(run_with)),
+      behind_(std::move(behind)) {
   for (const auto& input : inputs_) {
     if (input.defined()) chain_length_ = std::max(chain_length_, 1 + input->chain_length());
   }
@@ -22,7 +28,7 @@ bool RecipeHandle::is_there() const {
   });
 }
 
-at::Tensor RecipeHandle::restore() {
+std::vector<at::Tensor> RecipeHandle::restore_inputs() const {
   std::vector<at::Tensor> tensors;
   tensors.reserve(inputs_.size());
   for (const auto& input : inputs_) {
@@ -32,12 +38,35 @@ at::Tensor RecipeHandle::restore() {
                 "got one of shape ",
                 tensors.back().sizes(), " whose storage was freed");
   }
+  return tensors;
+}
+
+at::Tensor RecipeHandle::restore_at_once() const {
+  if (!behind_.has_value()) return {};
+  auto* const reader = dynamic_cast<Reader*>(inputs_[0].get());
+  if (reader == nullptr) return {};
+  const auto* const source = dynamic_cast<const RecipeHandle*>(reader->shared()->source().get());
+  const bool takes = source != nullptr && source->run_with_ &&
+                     (!reader->view().has_value() || *reader->view() == source->geometry_);
+  if (!takes || !reader->pass_by()) return {};
+  const auto tensors = source->restore_inputs();
   const Untracked untracked;
   const autograd::MakesOutputAgain makes_again;
-  const at::Tensor output = run_(tensors);
+  return source->run_with_(tensors, *behind_);
+}
+
+at::Tensor RecipeHandle::restore() {
+  at::Tensor output = restore_at_once();
+  if (!output.defined()) {
+    const auto tensors = restore_inputs();
+    const Untracked untracked;
+    const autograd::MakesOutputAgain makes_again;
+    output = run_(tensors);
+  }
   if (output.strides() == at::IntArrayRef(geometry_.strides)) return output;
   // Outer hooks gave an input back in other strides, and an activation's output takes its input's
   // strides.
+  const Untracked untracked;
   return at::empty_strided(geometry_.sizes, geometry_.strides, output.options()).copy_(output);
 }
 

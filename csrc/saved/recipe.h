@@ -4,8 +4,10 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
+#include "../autograd/recipe.h"
 #include "geometry.h"
 #include "handle.h"
 
@@ -14,11 +16,14 @@ namespace memopt::saved {
 class RecipeHandle : public Handle {
  public:
   using Run = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+  using RunWith =
+      std::function<at::Tensor(const std::vector<at::Tensor>&, const autograd::Behind&)>;
   // Empty where the op was not given an optional input.
   using Inputs = std::vector<c10::intrusive_ptr<Handle>>;
 
-  // `geometry` is the output's.
-  RecipeHandle(Inputs inputs, Run run, Geometry geometry);
+  // `geometry` is the output's; run_with and behind as autograd::Recipe has them.
+  RecipeHandle(Inputs inputs, Run run, Geometry geometry, RunWith run_with = {},
+               std::optional<autograd::Behind> behind = {});
 
   void release_resources() override { inputs_.clear(); }
   at::Tensor restore() override;
@@ -26,9 +31,16 @@ class RecipeHandle : public Handle {
   int64_t chain_length() const override { return chain_length_; }
 
  private:
+  std::vector<at::Tensor> restore_inputs() const;
+  // In one step with what it is an activation of, which is then not made; undefined where that is
+  // there already, is no recipe, or cannot.
+  at::Tensor restore_at_once() const;
+
   Inputs inputs_;
   Run run_;
   Geometry geometry_;
+  RunWith run_with_;
+  std::optional<autograd::Behind> behind_;
   int64_t chain_length_ = 1;
 };
 

@@ -59,6 +59,8 @@ void RecipeRegistry::enter(const at::Tensor& output, autograd::Recipe recipe, in
                                                Geometry::of(output),
                                                {},
                                                std::move(recipe.run),
+                                               std::move(recipe.run_with),
+                                               std::move(recipe.behind),
                                                /*chain_length=*/1,
                                                sums,
                                                is_of_pytorch,
@@ -156,8 +158,8 @@ c10::intrusive_ptr<SharedTensor> RecipeRegistry::recipe_of(Output& output, Alive
       return {};
     }
   }
-  auto shared = c10::make_intrusive<SharedTensor>(
-      c10::make_intrusive<RecipeHandle>(std::move(inputs), output.run, output.geometry));
+  auto shared = c10::make_intrusive<SharedTensor>(c10::make_intrusive<RecipeHandle>(
+      std::move(inputs), output.run, output.geometry, output.run_with, output.behind));
   alive.push_back(shared);
   if (shared->chain_length() > kLongestChain) return {};
   output.shared = c10::weak_intrusive_ptr<SharedTensor>(shared);

@@ -122,6 +122,8 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
     Geometry geometry;
     c10::SmallVector<std::optional<Input>, 4> inputs;
     RecipeHandle::Run run;
+    RecipeHandle::RunWith run_with;
+    std::optional<autograd::Behind> behind;
     int64_t chain_length;  // of recipes, by made_by
     int64_t sums;          // with recipes that it is made through, itself among them
     bool is_of_pytorch;    // made by an op that is not memopt's

@@ -27,7 +27,12 @@ void SharedTensor::remove_reader(const Reader& reader) {
   at::Tensor dropped;
   const std::lock_guard<std::mutex> lock(mutex_);
   --readers_;
-  if (restored_.has_value() && reader.read_in_ == restored_->task) --have_read_;
+  const bool passed = reader.passed_in_ != -1 && reader.passed_in_ == passed_in_;
+  if (passed) --passed_by_;
+  if (restored_.has_value() &&
+      (reader.read_in_ == restored_->task || reader.passed_in_ == restored_->task)) {
+    --have_read_;
+  }
   dropped = drop_if_read_by_all();
 }
 
@@ -57,14 +62,14 @@ at::Tensor SharedTensor::restore_for(Reader& reader) {
   if (task == kNoBackward) return tensor;
   const std::lock_guard<std::mutex> lock(mutex_);
   // A reader that asks a second time, or after the others, has no one to share it with.
-  if (reader.read_in_ == task || readers_ == 1 ||
+  if (reader.read_in_ == task || readers_ == 1 + passed_by(task) ||
       (restored_.has_value() && restored_->task == task)) {
     return tensor;
   }
   // What is left from a backward that raised, or from another one.
   if (restored_.has_value()) dropped = std::move(restored_->tensor);
   restored_ = Restored{task, current_stream(tensor.device()), tensor};
-  have_read_ = 1;
+  have_read_ = 1 + passed_by(task);
   reader.read_in_ = task;
   // Backward may end without asking every consumer (inputs=), and the graph may live on.
   auto self = c10::weak_intrusive_ptr<SharedTensor>(
@@ -73,6 +78,18 @@ at::Tensor SharedTensor::restore_for(Reader& reader) {
     if (auto shared = self.lock(); shared.defined()) shared->forget(task);
   });
   return tensor;
+}
+
+bool SharedTensor::pass_by(Reader& reader) {
+  const int64_t task = torch::autograd::get_current_graph_task_id();
+  if (task == kNoBackward) return true;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (restored_.has_value() && restored_->task == task) return false;
+  if (reader.read_in_ == task || reader.passed_in_ == task) return true;
+  if (passed_in_ != task) passed_by_ = 0;
+  passed_in_ = reader.passed_in_ = task;
+  ++passed_by_;
+  return true;
 }
 
 at::Tensor Reader::restore() {

@@ -33,6 +33,7 @@ class SharedTensor : public Handle {
   at::Tensor restore() override { return source_->restore(); }
   bool is_there() const override { return source_->is_there(); }
   int64_t chain_length() const override { return source_->chain_length(); }
+  const c10::intrusive_ptr<Handle>& source() const { return source_; }
 
  private:
   friend class Reader;
@@ -46,6 +47,9 @@ class SharedTensor : public Handle {
   };
 
   at::Tensor restore_for(Reader& reader);
+  bool pass_by(Reader& reader);
+  // Of the readers, in this backward.
+  int64_t passed_by(int64_t task) const { return passed_in_ == task ? passed_by_ : 0; }
   void add_reader();
   void remove_reader(const Reader& reader);
   void forget(int64_t task);
@@ -55,7 +59,9 @@ class SharedTensor : public Handle {
   c10::intrusive_ptr<Handle> source_;
   std::mutex mutex_;
   int64_t readers_ = 0;
-  int64_t have_read_ = 0;  // how many of them have read what restored_ holds
+  int64_t have_read_ = 0;  // how many of them have read what restored_ holds, or need not
+  int64_t passed_by_ = 0;  // how many need not, in the backward passed_in_
+  int64_t passed_in_ = -1;
   std::optional<Restored> restored_;
 };
 
@@ -76,6 +82,10 @@ class Reader : public Handle {
   bool is_there() const override { return shared_->is_there(); }
   int64_t chain_length() const override { return shared_->chain_length(); }
 
+  // The reader does without the tensor in this backward, for which nobody need wait for it; false
+  // if the tensor is there already.
+  bool pass_by() { return shared_->pass_by(*this); }
+
   const c10::intrusive_ptr<SharedTensor>& shared() const { return shared_; }
   const std::optional<Geometry>& view() const { return view_; }
 
@@ -83,7 +93,8 @@ class Reader : public Handle {
   friend class SharedTensor;
   c10::intrusive_ptr<SharedTensor> shared_;
   std::optional<Geometry> view_;
-  int64_t read_in_ = -1;  // the backward in which it has read the shared tensor
+  int64_t read_in_ = -1;    // the backward in which it has read the shared tensor
+  int64_t passed_in_ = -1;  // and in which it has passed it by
 };
 
 }  // namespace memopt::saved
