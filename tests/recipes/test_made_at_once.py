@@ -1,0 +1,188 @@
+"""Proves, of an activation behind a norm over channels inside recipes: its output is made again in
+one call, without the norm's output, which is not in memory while what reads the activation runs
+backward; where the norm's output is there already, it is read. Gradients have the bits of plain
+calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import memopt
+import memopt.functional as MF
+from tests.support.allocator import allocated_by
+from tests.support.bits import assert_same_bits
+from tests.support.record_ops import RecordOps
+from tests.support.shapes import channels_last, random_normal
+
+FORWARD = torch.ops.memopt._channel_norm_forward.default
+ACTIVATION = torch.ops.memopt._activation_forward.default
+CHANNELS = 8
+
+Norm = Callable[..., Tensor]
+NORMS: dict[str, Norm] = {
+    "group_norm": lambda x, *affine: MF.group_norm(x, 2, *affine),
+    "instance_norm": lambda x, w, b: MF.instance_norm(x, weight=w, bias=b),
+    "batch_norm": lambda x, *affine: MF.batch_norm(x, None, None, *affine, training=True),
+}
+every_norm = pytest.mark.parametrize("norm", NORMS)
+
+
+def tensors(layout: Callable[[Tensor], Tensor] = torch.clone) -> list[Tensor]:
+    """Input, weight and bias of a norm, and a kernel."""
+    sizes = ((2, CHANNELS, 12, 11), (CHANNELS,), (CHANNELS,), (4, CHANNELS, 3, 3))
+    made = [random_normal(*size, seed=seed).float() for seed, size in enumerate(sizes)]
+    return [t.requires_grad_() for t in (layout(made[0]), *made[1:])]
+
+
+def block(norm: Norm, activation: str, x: Tensor, w: Tensor, b: Tensor, kernel: Tensor) -> Tensor:
+    return F.conv2d(MF.activation(norm(x, w, b), activation), kernel)
+
+
+def recorded(output: Tensor, leaves: list[Tensor], retain: bool = False) -> RecordOps:
+    with RecordOps() as record:
+        output.square().sum().backward(retain_graph=retain)
+    return record
+
+
+def gradients(leaves: list[Tensor]) -> list[Tensor | None]:
+    found = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return found
+
+
+@every_norm
+@pytest.mark.parametrize("activation", ["silu", "relu", "gelu_tanh"])
+@pytest.mark.parametrize("layout", [torch.clone, channels_last])
+def test_one_call_makes_the_activation(
+    norm: str, activation: str, layout: Callable[[Tensor], Tensor]
+) -> None:
+    leaves = tensors(layout)
+    run = partial(block, NORMS[norm], activation, *leaves)
+    recorded(run(), leaves)
+    expected = gradients(leaves)
+    with memopt.recipes():
+        output = run()
+    record = recorded(output, leaves)
+    assert_same_bits(gradients(leaves), expected)
+    assert ACTIVATION not in record.ops
+    # The norm's output follows for the activation's own gradient.
+    calls = record.arguments_of(FORWARD)
+    assert [call.get("activation") for call in calls] == [activation, None]
+
+
+def test_in_place_too() -> None:
+    leaves = tensors()
+
+    def run() -> Tensor:
+        y = MF.group_norm(leaves[0], 2, *leaves[1:3])
+        MF.activation_(y, "hardswish")
+        return F.conv2d(y, leaves[3])
+
+    recorded(run(), leaves)
+    expected = gradients(leaves)
+    with memopt.recipes():
+        output = run()
+    record = recorded(output, leaves)
+    assert_same_bits(gradients(leaves), expected)
+    assert record.arguments_of(FORWARD)[0]["activation"] == "hardswish"
+
+
+def test_the_norms_output_is_not_there_while_the_convolution_runs_backward() -> None:
+    """Inputs, outputs and gradients of 1 MB: two of them are what a consumer's backward finds."""
+    size = (1, 64, 64, 64)
+    x = torch.randn(size, requires_grad=True)
+    found: list[int] = []
+
+    class Consumer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, z: Tensor) -> Tensor:
+            ctx.save_for_backward(z)
+            return z.sum()
+
+        @staticmethod
+        def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+            (z,) = ctx.saved_tensors
+            found.append(z.nbytes)
+            return grad.expand(z.shape).contiguous()
+
+    def backward_peak(activates: bool) -> float:
+        with memopt.recipes():
+            y = MF.group_norm(x, 8)
+            loss = Consumer.apply(MF.silu(y) if activates else y)
+        del y
+        return allocated_by(lambda: loss.backward(retain_graph=True)) / x.nbytes
+
+    # z and its gradient, then y beside that, which becomes x's; without an activation the same.
+    assert backward_peak(activates=True) <= backward_peak(activates=False) + 1.1
+    assert backward_peak(activates=True) < 3.1
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
+    leaves = tensors()
+    with memopt.recipes():
+        output = block(NORMS["group_norm"], "silu", *leaves)
+    first = recorded(output, leaves, retain=True)
+    expected = gradients(leaves)
+    second = recorded(output, leaves)
+    assert_same_bits(gradients(leaves), expected)
+    assert first.ops == second.ops
+
+
+def test_what_another_reader_has_made_is_read() -> None:
+    """A convolution behind the norm itself, whose backward comes first, has its output made."""
+    leaves = tensors()
+
+    def run() -> Tensor:
+        y = MF.group_norm(leaves[0], 2, *leaves[1:3])
+        early = F.conv2d(MF.activation(y, "silu"), leaves[3])
+        return early + F.conv2d(y, leaves[3])
+
+    recorded(run(), leaves)
+    expected = gradients(leaves)
+    with memopt.recipes():
+        output = run()
+    record = recorded(output, leaves)
+    assert_same_bits(gradients(leaves), expected)
+    assert [call.get("activation") for call in record.arguments_of(FORWARD)] == [None]
+    assert record.ops.count(ACTIVATION) == 1
+
+
+def test_a_dropped_activation_is_made_as_before() -> None:
+    leaves = tensors()
+
+    def run() -> Tensor:
+        torch.manual_seed(0)
+        y = MF.group_norm(leaves[0], 2, *leaves[1:3])
+        return F.conv2d(MF.activation_dropout(y, 0.5, activation="silu"), leaves[3])
+
+    recorded(run(), leaves)
+    expected = gradients(leaves)
+    with memopt.recipes():
+        output = run()
+    record = recorded(output, leaves)
+    assert_same_bits(gradients(leaves), expected)
+    assert all(call.get("activation") is None for call in record.arguments_of(FORWARD))
+
+
+def test_an_activation_of_a_view_is_made_as_before() -> None:
+    leaves = tensors()
+
+    def run() -> Tensor:
+        y = MF.group_norm(leaves[0], 2, *leaves[1:3])
+        return F.conv2d(MF.activation(y[:, :, 1:], "silu"), leaves[3])
+
+    recorded(run(), leaves)
+    expected = gradients(leaves)
+    with memopt.recipes():
+        output = run()
+    record = recorded(output, leaves)
+    assert_same_bits(gradients(leaves), expected)
+    assert all(call.get("activation") is None for call in record.arguments_of(FORWARD))
