@@ -19,7 +19,7 @@ _ROWS_OF_A_PART = 16
 _SUMS = 2
 """Sums of one column: for the weight's gradient and the bias's, in float32 at the least."""
 _OUTPUT_MASK = 8
-"""Its place among the arguments of `_channel_norm_backward`."""
+"""The place among the arguments of `_channel_norm_backward` that says which gradients are wanted."""
 
 
 def of_kernel(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -35,8 +35,8 @@ def of_kernel(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Te
 def of_channel_norm_backward(
     args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
-    """As of_kernel; without the input's gradient, and with an activation behind, there is a buffer
-    in its place.
+    """Adds a buffer of the input's size where no gradient of it is wanted, which the gradient of an
+    activation behind goes through in its place.
     """
     found = of_kernel(args, given, results)
     (_, source, *_), wanted = args, args[_OUTPUT_MASK]
