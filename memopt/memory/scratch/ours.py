@@ -19,7 +19,7 @@ _ROWS_OF_A_PART = 16
 _SUMS = 2
 """Sums of one column: for the weight's gradient and the bias's, in float32 at the least."""
 _OUTPUT_MASK = 8
-"""The place among the arguments of `_channel_norm_backward` that says which gradients are wanted."""
+"""The argument of `_channel_norm_backward` that says which gradients are wanted."""
 
 
 def of_kernel(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
