@@ -107,11 +107,7 @@ using Activation = std::optional<std::string_view>;
 using Scalar = std::optional<double>;
 
 ActivationOptions behind(const char* op, Activation name, Scalar scalar) {
-  if (!name.has_value()) {
-    TORCH_CHECK(!scalar.has_value(), op,
-                ": activation_scalar must be None without an activation, got ", *scalar);
-    return {};
-  }
+  if (!name.has_value()) return {.activation = {}, .scalar = scalar};  // the private op refuses it
   ops::check_activation(op, *name, scalar);
   return {.activation = std::string(*name), .scalar = scalar};
 }

@@ -22,8 +22,8 @@
 //
 // as the norm and the activation one after the other round them: so the bits are theirs, and z is
 // the same function of x, the statistics, weight and bias, which are all that is saved. In elements
-// forward writes one and reads one less than the two calls; backward, which has no y to read, reads
-// three less.
+// forward and backward each write one less than the two calls; forward reads one less, backward two
+// (on CUDA; on the CPU what lies between the two is in the cache).
 //
 // Both orders in memory are read as they lie: planes, [batch, channels, size], and pixels,
 // [batch, size, channels] (channels-last).

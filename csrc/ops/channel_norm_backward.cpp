@@ -69,7 +69,8 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
   const Tensor &dx = out.dx, &dweight = out.dweight, &dbias = out.dbias;
   const at::ScalarType sums = accumulate_type(input);
   const Tensor w = wide_parameter(norm, "weight", weight, sums);
-  const Tensor b = wide_parameter(norm, "bias", bias, sums);
+  const bool activates = norm.activation.kind != kernels::Activation::kIdentity;
+  const Tensor b = activates ? wide_parameter(norm, "bias", bias, sums) : Tensor();
   if (input.numel() == 0) {
     for (const Tensor& gradient : {dweight, dbias}) {
       if (gradient.defined()) gradient.zero_();
@@ -108,7 +109,7 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
         Stage sums = stage(p.parts != nullptr, cpu.channel_sums, p, each);
         const ActivationOver behind(cpu, p.activation, x, /*stream_stores=*/false);
         Tensor through;
-        if (behind_of(p) != Behind::kNothing) {
+        if (activates) {
           // dy in the place of dx, where each element is read before it is written.
           through = dx.defined() ? dx : empty_in_order(norm, input);
           void* const to = through.mutable_data_ptr();

@@ -31,7 +31,6 @@ NORMS: dict[str, Norm] = {
     "instance_norm": lambda x, w, b: MF.instance_norm(x, weight=w, bias=b),
     "batch_norm": lambda x, *affine: MF.batch_norm(x, None, None, *affine, training=True),
 }
-every_norm = pytest.mark.parametrize("norm", NORMS)
 
 
 def tensors(layout: Callable[[Tensor], Tensor] = torch.clone) -> list[Tensor]:
@@ -45,7 +44,7 @@ def block(norm: Norm, activation: str, x: Tensor, w: Tensor, b: Tensor, kernel: 
     return F.conv2d(MF.activation(norm(x, w, b), activation), kernel)
 
 
-def recorded(output: Tensor, leaves: list[Tensor], retain: bool = False) -> RecordOps:
+def recorded(output: Tensor, retain: bool = False) -> RecordOps:
     with RecordOps() as record:
         output.square().sum().backward(retain_graph=retain)
     return record
@@ -58,7 +57,18 @@ def gradients(leaves: list[Tensor]) -> list[Tensor | None]:
     return found
 
 
-@every_norm
+def in_recipes(run: Callable[[], Tensor], leaves: list[Tensor]) -> RecordOps:
+    """The backward of what runs inside recipes, whose gradients have the bits of a plain run."""
+    recorded(run())
+    expected = gradients(leaves)
+    with memopt.recipes():
+        output = run()
+    record = recorded(output)
+    assert_same_bits(gradients(leaves), expected)
+    return record
+
+
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("activation", ["silu", "relu", "gelu_tanh"])
 @pytest.mark.parametrize("layout", [torch.clone, channels_last])
 def test_one_call_makes_the_activation(
@@ -66,12 +76,7 @@ def test_one_call_makes_the_activation(
 ) -> None:
     leaves = tensors(layout)
     run = partial(block, NORMS[norm], activation, *leaves)
-    recorded(run(), leaves)
-    expected = gradients(leaves)
-    with memopt.recipes():
-        output = run()
-    record = recorded(output, leaves)
-    assert_same_bits(gradients(leaves), expected)
+    record = in_recipes(run, leaves)
     assert ACTIVATION not in record.ops
     # The norm's output follows for the activation's own gradient.
     calls = record.arguments_of(FORWARD)
@@ -86,12 +91,7 @@ def test_in_place_too() -> None:
         MF.activation_(y, "hardswish")
         return F.conv2d(y, leaves[3])
 
-    recorded(run(), leaves)
-    expected = gradients(leaves)
-    with memopt.recipes():
-        output = run()
-    record = recorded(output, leaves)
-    assert_same_bits(gradients(leaves), expected)
+    record = in_recipes(run, leaves)
     assert record.arguments_of(FORWARD)[0]["activation"] == "hardswish"
 
 
@@ -125,9 +125,9 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
     leaves = tensors()
     with memopt.recipes():
         output = block(NORMS["group_norm"], "silu", *leaves)
-    first = recorded(output, leaves, retain=True)
+    first = recorded(output, retain=True)
     expected = gradients(leaves)
-    second = recorded(output, leaves)
+    second = recorded(output)
     assert_same_bits(gradients(leaves), expected)
     assert first.ops == second.ops
 
@@ -141,12 +141,7 @@ def test_what_another_reader_has_made_is_read() -> None:
         early = F.conv2d(MF.activation(y, "silu"), leaves[3])
         return early + F.conv2d(y, leaves[3])
 
-    recorded(run(), leaves)
-    expected = gradients(leaves)
-    with memopt.recipes():
-        output = run()
-    record = recorded(output, leaves)
-    assert_same_bits(gradients(leaves), expected)
+    record = in_recipes(run, leaves)
     assert [call.get("activation") for call in record.arguments_of(FORWARD)] == [None]
     assert record.ops.count(ACTIVATION) == 1
 
@@ -159,12 +154,7 @@ def test_a_dropped_activation_is_made_as_before() -> None:
         y = MF.group_norm(leaves[0], 2, *leaves[1:3])
         return F.conv2d(MF.activation_dropout(y, 0.5, activation="silu"), leaves[3])
 
-    recorded(run(), leaves)
-    expected = gradients(leaves)
-    with memopt.recipes():
-        output = run()
-    record = recorded(output, leaves)
-    assert_same_bits(gradients(leaves), expected)
+    record = in_recipes(run, leaves)
     assert all(call.get("activation") is None for call in record.arguments_of(FORWARD))
 
 
@@ -175,10 +165,5 @@ def test_an_activation_of_a_view_is_made_as_before() -> None:
         y = MF.group_norm(leaves[0], 2, *leaves[1:3])
         return F.conv2d(MF.activation(y[:, :, 1:], "silu"), leaves[3])
 
-    recorded(run(), leaves)
-    expected = gradients(leaves)
-    with memopt.recipes():
-        output = run()
-    record = recorded(output, leaves)
-    assert_same_bits(gradients(leaves), expected)
+    record = in_recipes(run, leaves)
     assert all(call.get("activation") is None for call in record.arguments_of(FORWARD))

@@ -221,13 +221,12 @@ void input_gradient_of_pixels(const ChannelNormBackwardParams& p, int64_t begin,
         spread(s, part.sample, static_cast<const A*>(p.mean), 1, to[1]);
         spread(s, part.sample, static_cast<const A*>(p.means), 2, to[2]);
         spread(s, part.sample, static_cast<const A*>(p.means) + 1, 2, to[3]);
+        for (int64_t c = 0; c < channels; ++c) {
+          to[2][c] *= to[0][c];
+          to[3][c] *= -to[0][c] * to[0][c];
+        }
       }
-      for (int64_t c = 0; c < channels; ++c) {
-        const A rstd = to[0][c];
-        to[2][c] *= rstd;
-        to[3][c] *= -rstd * rstd;
-        if (weights != nullptr) to[0][c] *= weights[c];
-      }
+      for (int64_t c = 0; weights != nullptr && c < channels; ++c) to[0][c] *= weights[c];
     });
     const A *const scales = of_sets[0], *const means = of_sets[1];
     const A *const means_g = of_sets[2], *const slopes = of_sets[3];

@@ -18,8 +18,8 @@ _ROWS_OF_A_PART = 16
 """Rows whose share of a parameter's gradient is added up first, at the least."""
 _SUMS = 2
 """Sums of one column: for the weight's gradient and the bias's, in float32 at the least."""
-_OUTPUT_MASK = 8
-"""The argument of `_channel_norm_backward` that says which gradients are wanted."""
+_INPUT, _OUTPUT_MASK = 1, 8
+"""The arguments of `_channel_norm_backward`: the input, and which gradients are wanted."""
 
 
 def of_kernel(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -39,5 +39,6 @@ def of_channel_norm_backward(
     activation behind goes through in its place.
     """
     found = of_kernel(args, given, results)
-    (_, source, *_), wanted = args, args[_OUTPUT_MASK]
-    return found if wanted[0] else Scratch(found.known, found.margin + elements_of(source))
+    if args[_OUTPUT_MASK][0]:
+        return found
+    return Scratch(found.known, found.margin + elements_of(args[_INPUT]))
