@@ -185,7 +185,8 @@ struct ChannelNormForwardParams {
   double unbias;
   ScalarType dtype;
   bool stream_stores;
-  ActivationSpec activation;  // on the CPU a stage of its own
+  ActivationSpec activation;
+  const void* dz;  // null, or on the CPU: dz act'(y) is written to y
 };
 
 struct ChannelNormBackwardParams {

@@ -152,36 +152,6 @@ Tensor empty_activation_gradient(const ActivationSpec& activation, const Tensor&
   return is_relu ? empty_elementwise({x, dy}) : empty_elementwise({dy, x});
 }
 
-ActivationOver::ActivationOver(const Kernels& cpu, const ActivationSpec& activation,
-                               const Tensor& input, bool stream_stores)
-    : cpu_(cpu),
-      activation_(activation),
-      dtype_(scalar_type(input)),
-      element_size_(input.element_size()),
-      stream_stores_(stream_stores) {}
-
-void ActivationOver::forward(void* y, int64_t first, int64_t last) const {
-  char* const at = static_cast<char*>(y) + first * element_size_;
-  const int64_t size = last - first;
-  cpu_.activation_forward({at, at, size, dtype_, activation_, stream_stores_}, 0, size);
-}
-
-void ActivationOver::backward(const void* dz, void* y, int64_t first, int64_t last) const {
-  char* const at = static_cast<char*>(y) + first * element_size_;
-  const char* const grad = static_cast<const char*>(dz) + first * element_size_;
-  const int64_t size = last - first;
-  cpu_.activation_backward({grad, at, at, nullptr, size, dtype_, activation_, stream_stores_}, 0,
-                           size);
-}
-
-void ActivationOver::forward_all(void* y, int64_t size) const {
-  parallel_blocks(size, [&](int64_t begin, int64_t end) { forward(y, begin, end); });
-}
-
-void ActivationOver::backward_all(const void* dz, void* y, int64_t size) const {
-  parallel_blocks(size, [&](int64_t begin, int64_t end) { backward(dz, y, begin, end); });
-}
-
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
 MEMOPT_DECLARE_PRIVATE(
     _activation_forward, {},

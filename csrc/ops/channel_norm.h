@@ -63,41 +63,12 @@ at::Tensor wide_parameter(const ChannelNorm& norm, const char* name,
 at::Tensor empty_parts(const kernels::ChannelShape& shape, int64_t parts, int64_t numbers,
                        const at::TensorOptions& options);
 
-// How many elements all stages of forward are run on, one behind the other, and an activation
-// behind what writes its input: these read the same tensor, which stays in the cache next to the
-// arithmetic.
+// How many elements all stages of forward are run on, one behind the other: they read the same
+// tensor, which stays in the cache next to the arithmetic.
 constexpr int64_t kForwardUnit = 2048;
 
-// body(begin, end) for the parts [begin, end) (kernels::element_parts), few at a time.
-template <class Body>
-void by_few_parts(const kernels::ChannelShape& s, int64_t begin, int64_t end, const Body& body) {
-  const int64_t elements = s.pixels ? std::min(s.size, kernels::part_pixels(s)) * s.channels
-                                    : std::min(s.size, kernels::kPartElements);
-  const int64_t few = std::max<int64_t>(1, kForwardUnit / elements);
-  for (int64_t i = begin; i < end; i += few) body(i, std::min(end, i + few));
-}
-
-// On the CPU an activation goes over few parts at a time, behind what writes them, or over the
-// whole tensor: a batch norm's planes lie apart, and where they are small a call for each takes
-// longer than memory.
-enum class Behind { kNothing, kParts, kWhole };
-template <class Params>
-Behind behind_of(const Params& p) {
-  if (p.activation.kind == kernels::Activation::kIdentity) return Behind::kNothing;
-  const bool apart = p.shape.over_batch && !p.shape.pixels && p.shape.size < kForwardUnit;
-  return apart ? Behind::kWhole : Behind::kParts;
-}
-
-// body(first, last) for the elements of the parts [begin, end), neighbours together.
-template <class Body>
-void for_neighbours(const kernels::ChannelShape& s, int64_t begin, int64_t end, const Body& body) {
-  const auto part = [&](int64_t i) { return s.pixels ? pixels_part(s, i) : plane_part(s, i); };
-  const int64_t each = s.pixels ? s.channels : 1;
-  const int64_t together = s.over_batch && !s.pixels ? 1 : end - begin;
-  for (int64_t i = begin; i < end; i += together) {
-    const kernels::ChannelPart last = part(i + together - 1);
-    body(part(i).begin, last.begin + last.size * each);
-  }
+inline bool activates(const ChannelNorm& norm) {
+  return norm.activation.kind != kernels::Activation::kIdentity;
 }
 
 // A stage of a kernel: `each` items of a unit, which is what can be computed for itself.

@@ -4,7 +4,6 @@
 #include <array>
 #include <string_view>
 
-#include "activation.h"
 #include "channel_norm.h"
 #include "checks.h"
 #include "declare.h"
@@ -32,32 +31,39 @@ struct Gradients {
   Tensor dbias;
 };
 
-// y is written again to `to`.
-kernels::ChannelNormForwardParams output_params(const ChannelNormBackwardParams& p, void* to) {
+// How many elements dy is written of before it is summed: it is in the cache then.
+constexpr int64_t kActivationUnit = 2048;
+
+// dy is written to p.dy, from dz and what y is made of.
+kernels::ChannelNormForwardParams activation_params(const ChannelNormBackwardParams& p,
+                                                    const Tensor& dz, void* dy) {
   kernels::ChannelNormForwardParams y{};
   y.x = p.x;
   y.weight = p.weight;
   y.bias = p.bias;
-  y.y = to;
+  y.dz = dz.const_data_ptr();
+  y.y = dy;
   // Read alone.
   y.mean = const_cast<void*>(p.mean);
   y.rstd = const_cast<void*>(p.rstd);
   y.shape = p.shape;
   y.dtype = p.dtype;
+  y.activation = p.activation;
   return y;
 }
 
-// Of the parts [begin, end): dy, from dz and what y is made of, and the sums of it.
-void go_through_activation(const Kernels& cpu, const ChannelNormBackwardParams& p,
-                           const ActivationOver& behind, const void* dz, void* dy, int64_t begin,
-                           int64_t end) {
-  const auto y = output_params(p, dy);
-  by_few_parts(p.shape, begin, end, [&](int64_t from, int64_t to) {
-    cpu.channel_output(y, from, to);
-    for_neighbours(p.shape, from, to,
-                   [&](int64_t first, int64_t last) { behind.backward(dz, dy, first, last); });
-    if (p.parts != nullptr) cpu.channel_sums(p, from, to);
-  });
+// Of the parts [begin, end): dy, and the sums of it.
+void go_through_activation(const Kernels& cpu, const kernels::ChannelNormForwardParams& y,
+                           const ChannelNormBackwardParams& p, int64_t begin, int64_t end) {
+  const ChannelShape& s = p.shape;
+  const int64_t elements =
+      s.pixels ? kernels::part_pixels(s) * s.channels : std::min(s.size, kernels::kPartElements);
+  const int64_t few = std::max<int64_t>(1, kActivationUnit / elements);
+  for (int64_t i = begin; i < end; i += few) {
+    const int64_t last = std::min(end, i + few);
+    cpu.channel_activation(y, i, last);
+    if (p.parts != nullptr) cpu.channel_sums(p, i, last);
+  }
 }
 
 // means_given: of all ranks, [sets, 2] as ChannelNormBackwardParams has them; undefined for those
@@ -69,8 +75,7 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
   const Tensor &dx = out.dx, &dweight = out.dweight, &dbias = out.dbias;
   const at::ScalarType sums = accumulate_type(input);
   const Tensor w = wide_parameter(norm, "weight", weight, sums);
-  const bool activates = norm.activation.kind != kernels::Activation::kIdentity;
-  const Tensor b = activates ? wide_parameter(norm, "bias", bias, sums) : Tensor();
+  const Tensor b = activates(norm) ? wide_parameter(norm, "bias", bias, sums) : Tensor();
   if (input.numel() == 0) {
     for (const Tensor& gradient : {dweight, dbias}) {
       if (gradient.defined()) gradient.zero_();
@@ -107,22 +112,16 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
       [&](const Kernels& cpu) {
         const int64_t each = each_unit(s, kernels::element_parts(s));
         Stage sums = stage(p.parts != nullptr, cpu.channel_sums, p, each);
-        const ActivationOver behind(cpu, p.activation, x, /*stream_stores=*/false);
         Tensor through;
-        if (activates) {
+        kernels::ChannelNormForwardParams y{};
+        if (activates(norm)) {
           // dy in the place of dx, where each element is read before it is written.
           through = dx.defined() ? dx : empty_in_order(norm, input);
-          void* const to = through.mutable_data_ptr();
-          p.dy = to;
-          if (behind_of(p) == Behind::kWhole) {
-            const auto y = output_params(p, to);
-            run_stages(s, kForwardUnit, std::array{stage(true, cpu.channel_output, y, each)});
-            behind.backward_all(dy.const_data_ptr(), to, x.numel());
-          } else {
-            sums.run = [&](int64_t begin, int64_t end) {
-              go_through_activation(cpu, p, behind, dy.const_data_ptr(), to, begin, end);
-            };
-          }
+          y = activation_params(p, dy, through.mutable_data_ptr());
+          p.dy = y.y;
+          sums.run = [&](int64_t begin, int64_t end) {
+            go_through_activation(cpu, y, p, begin, end);
+          };
         }
         run_stages(
             s, kBackwardUnit,

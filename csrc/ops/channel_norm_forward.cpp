@@ -4,7 +4,6 @@
 #include <array>
 #include <string_view>
 
-#include "activation.h"
 #include "channel_norm.h"
 #include "checks.h"
 #include "declare.h"
@@ -38,19 +37,6 @@ struct Outputs {
   Tensor variance;
   Tensor shift = {};
 };
-
-// y of the parts [begin, end), or z over it.
-void write_output(const Kernels& cpu, const ChannelNormForwardParams& p,
-                  const ActivationOver& behind, int64_t begin, int64_t end) {
-  if (behind_of(p) != Behind::kParts) return cpu.channel_output(p, begin, end);
-  ChannelNormForwardParams to_cache = p;
-  to_cache.stream_stores = false;
-  by_few_parts(p.shape, begin, end, [&](int64_t from, int64_t to) {
-    cpu.channel_output(to_cache, from, to);
-    for_neighbours(p.shape, from, to,
-                   [&](int64_t first, int64_t last) { behind.forward(p.y, first, last); });
-  });
-}
 
 void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor& weight,
              const OptionalTensor& bias, double eps, bool given, const Outputs& out) {
@@ -90,19 +76,13 @@ void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor&
       norm.op(), input,
       [&](const Kernels& cpu) {
         const ChannelShape& s = p.shape;
-        const ActivationOver behind(cpu, p.activation, x, p.stream_stores);
-        Stage output{nullptr, each_unit(s, kernels::element_parts(s))};
-        if (p.y != nullptr)
-          output.run = [&](int64_t begin, int64_t end) {
-            write_output(cpu, p, behind, begin, end);
-          };
+        const auto output = activates(norm) ? cpu.channel_activation : cpu.channel_output;
         run_stages(
             s, kForwardUnit,
             std::array{
                 stage(!given, cpu.channel_moments, p, each_unit(s, kernels::moment_parts(s))),
                 stage(!given, cpu.channel_statistics, p, each_unit(s, kernels::set_count(s))),
-                output});
-        if (behind_of(p) == Behind::kWhole) behind.forward_all(p.y, x.numel());
+                stage(p.y != nullptr, output, p, each_unit(s, kernels::element_parts(s)))});
       },
       MEMOPT_CUDA_KERNEL(channel_norm_forward), p);
 }

@@ -37,9 +37,12 @@ struct Kernels {
   void (*norm_reduce_parts)(const NormBackwardParams& p, int64_t begin, int64_t end);
 
   // Of the norms over channels. Parts (moment_parts), sets, parts (element_parts).
+  // channel_activation writes what an activation makes of the output or, where there is dz, the
+  // output's gradient.
   void (*channel_moments)(const ChannelNormForwardParams& p, int64_t begin, int64_t end);
   void (*channel_statistics)(const ChannelNormForwardParams& p, int64_t begin, int64_t end);
   void (*channel_output)(const ChannelNormForwardParams& p, int64_t begin, int64_t end);
+  void (*channel_activation)(const ChannelNormForwardParams& p, int64_t begin, int64_t end);
   // Parts, sets, channels, parts (element_parts). Of each stage all that a set or a channel
   // consists of must be done before the next begins.
   void (*channel_sums)(const ChannelNormBackwardParams& p, int64_t begin, int64_t end);

@@ -39,6 +39,7 @@ constexpr Kernels kernels{
     .channel_moments = MEMOPT_KERNEL(channel_moments),
     .channel_statistics = MEMOPT_KERNEL(channel_statistics),
     .channel_output = MEMOPT_KERNEL(channel_output),
+    .channel_activation = MEMOPT_KERNEL(channel_activation),
     .channel_sums = MEMOPT_KERNEL(channel_sums),
     .channel_means = MEMOPT_KERNEL(channel_means),
     .channel_parameters = MEMOPT_KERNEL(channel_parameters),

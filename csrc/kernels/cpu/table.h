@@ -18,6 +18,7 @@ namespace memopt::kernels::cpu {
   void channel_moments(const ChannelNormForwardParams& p, int64_t begin, int64_t end);         \
   void channel_statistics(const ChannelNormForwardParams& p, int64_t begin, int64_t end);      \
   void channel_output(const ChannelNormForwardParams& p, int64_t begin, int64_t end);          \
+  void channel_activation(const ChannelNormForwardParams& p, int64_t begin, int64_t end);      \
   void channel_sums(const ChannelNormBackwardParams& p, int64_t begin, int64_t end);           \
   void channel_means(const ChannelNormBackwardParams& p, int64_t begin, int64_t end);          \
   void channel_parameters(const ChannelNormBackwardParams& p, int64_t begin, int64_t end);     \

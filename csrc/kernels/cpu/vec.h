@@ -46,7 +46,7 @@ struct Step {
 
 // How elements of type T are read into accumulators and written back, kStep at a time or, for a
 // tail, `count` of them (reading zeros beyond). stream() bypasses the caches and needs 64-byte
-// aligned addresses.
+// aligned addresses. rounded() is a step as it would be read after it was written.
 template <class T>
 struct Elements;
 
@@ -91,6 +91,9 @@ struct PlainElements {
   }
   static MEMOPT_INLINE void store(T* p, Step<V> s, int64_t) { p[0] = static_cast<T>(s.lo); }
   static MEMOPT_INLINE void stream(T* p, Step<V> s) { store(p, s); }
+  static MEMOPT_INLINE Step<V> rounded(Step<V> s) {
+    return {static_cast<V>(static_cast<T>(s.lo)), static_cast<V>(static_cast<T>(s.hi))};
+  }
 };
 
 template <>
@@ -148,6 +151,7 @@ struct Elements<float> {
     stream_vector(p, &s.lo);
     stream_vector(p + V::size(), &s.hi);
   }
+  static MEMOPT_INLINE Step<V> rounded(Step<V> s) { return s; }
 };
 
 // half and bfloat16: Convert widens a whole register to two of floats and narrows them back.
@@ -169,6 +173,7 @@ struct NarrowElements {
     const Narrow v = Convert::narrow(s);
     stream_vector(p, &v);
   }
+  static MEMOPT_INLINE Step<V> rounded(Step<V> s) { return Convert::widen(Convert::narrow(s)); }
 };
 
 template <class T>
