@@ -66,6 +66,13 @@ Tensor ChannelNormOp::forward_again(const Options& o, const variable_list& reads
   return std::get<0>(forward_by(o, reads, extras[0], extras[1], false, false));
 }
 
+Tensor ChannelNormOp::gradient_of_output(const Options& o, const variable_list& reads,
+                                         const variable_list& extras, const Tensor& grad) {
+  static const auto op = MEMOPT_PRIVATE_OP(_channel_norm_activation_backward);
+  return op.call(grad, reads[0], o.groups, extras[0], extras[1], as_optional(reads[1]),
+                 as_optional(reads[2]), o.norm, o.activation.activation, o.activation.scalar);
+}
+
 Reproduced ChannelNormOp::backward(const Options& o, const variable_list& reads,
                                    const variable_list& extras, const variable_list& grads,
                                    const Request& request) {

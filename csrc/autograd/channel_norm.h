@@ -49,6 +49,10 @@ struct ChannelNormOp : OpDefaults {
     return o;
   }
 
+  // With an activation behind: of the norm's output, from the activation's.
+  static Tensor gradient_of_output(const Options& options, const variable_list& reads,
+                                   const variable_list& extras, const Tensor& grad);
+
   static Produced forward(const Options& options, const variable_list& in, bool for_backward);
   static Tensor forward_again(const Options& options, const variable_list& reads,
                               const variable_list& extras);

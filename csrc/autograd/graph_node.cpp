@@ -11,6 +11,23 @@ namespace memopt::autograd {
 
 namespace compiled = torch::dynamo::autograd;
 
+namespace {
+
+class WantedHere {
+ public:
+  explicit WantedHere(GradientWanted* wanted) : before_(gradient_wanted()) {
+    gradient_wanted() = wanted;
+  }
+  ~WantedHere() { gradient_wanted() = before_; }
+  WantedHere(const WantedHere&) = delete;
+  WantedHere& operator=(const WantedHere&) = delete;
+
+ private:
+  GradientWanted* const before_;
+};
+
+}  // namespace
+
 void GraphNode::add_output(const Tensor& output, bool has_gradient) {
   const uint32_t number = add_input_metadata(output);
   if (has_gradient) torch::autograd::impl::set_gradient_edge(output, {getptr(), number});
@@ -28,13 +45,30 @@ void GraphNode::save(const variable_list& tensors) {
   }
 }
 
-variable_list GraphNode::unpacked() {
+variable_list GraphNode::unpacked(Tensor first) {
   TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
   const auto node = getptr();
   variable_list tensors;
   tensors.reserve(saved_.size());
-  for (const auto& saved : saved_) tensors.push_back(saved.unpack(node));
+  if (first.defined()) tensors.push_back(std::move(first));
+  for (size_t i = tensors.size(); i < saved_.size(); ++i) {
+    tensors.push_back(saved_[i].unpack(node));
+  }
   return tensors;
+}
+
+Tensor GraphNode::gradient_from_recipe(const variable_list& grads, Tensor* first) {
+  const auto asked = behind();
+  if (!asked.has_value() || at::GradMode::is_enabled() || is_released_ || saved_.empty() ||
+      !grads[0].defined() || !task_should_compute_output(0)) {
+    return {};
+  }
+  GradientWanted wanted{&saved_[0], *asked, grads[0]};
+  {
+    const WantedHere here(&wanted);
+    *first = saved_[0].unpack(getptr());
+  }
+  return std::move(wanted.answer);
 }
 
 Wanted GraphNode::wanted_here() const {
@@ -45,7 +79,13 @@ Wanted GraphNode::wanted_here() const {
 
 variable_list GraphNode::apply(variable_list&& grads) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return backward(unpacked(), grads, wanted_here());
+  Tensor first;
+  if (Tensor gradient = gradient_from_recipe(grads, &first); gradient.defined()) {
+    variable_list gradients(num_outputs());
+    gradients[0] = std::move(gradient);
+    return gradients;
+  }
+  return backward(unpacked(std::move(first)), grads, wanted_here());
 }
 
 void GraphNode::release_variables() {

@@ -17,12 +17,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "behind.h"
 #include "options.h"
 #include "support.h"
 
@@ -72,8 +74,15 @@ class GraphNode : public ReleasedNode<torch::autograd::Node> {
   // The function alone, for compiled autograd, and what it does besides its tensors.
   virtual Backward without_node() const = 0;
   virtual at::IValue options() const = 0;
+  // If the function is this activation of what was saved first, and the only argument that has a
+  // gradient.
+  virtual std::optional<Behind> behind() const = 0;
 
-  variable_list unpacked();
+  // first: what was saved first, if it is unpacked.
+  variable_list unpacked(Tensor first = {});
+  // The gradient of what was saved first, from whoever stands for it; undefined if nobody answers,
+  // and then `first` is what was saved.
+  Tensor gradient_from_recipe(const variable_list& grads, Tensor* first);
   Wanted wanted_here() const;
 
   SavedVariables saved_;
@@ -107,6 +116,11 @@ class NodeOf final : public GraphNode {
   }
 
   at::IValue options() const override { return packed_options(function_); }
+
+  std::optional<Behind> behind() const override {
+    if constexpr (requires { function_.behind(); }) return function_.behind();
+    return std::nullopt;
+  }
 
   Function function_;
 };

@@ -38,6 +38,14 @@ struct OpDerivative {
     Op::visit(derivative.options, std::forward<F>(f));
   }
 
+  // As GraphNode asks for it.
+  std::optional<Behind> behind() const {
+    if constexpr (requires { Op::behind(options); }) {
+      if (linears == 0) return Op::behind(options);
+    }
+    return std::nullopt;
+  }
+
   variable_list backward(variable_list saved, const variable_list& grads,
                          const Wanted& wanted) const {
     variable_list result(wanted.size());

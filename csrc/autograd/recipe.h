@@ -7,19 +7,14 @@
 
 #include <functional>
 #include <optional>
-#include <string>
 #include <vector>
 
+#include "behind.h"
 #include "op.h"
 #include "ownership.h"
+#include "without_hooks.h"
 
 namespace memopt::autograd {
-
-// An activation, by its name.
-struct Behind {
-  std::string activation;
-  std::optional<double> scalar;
-};
 
 struct Recipe {
   std::vector<Tensor> inputs;  // undefined where an optional one was not given
@@ -31,6 +26,9 @@ struct Recipe {
   // Makes an activation of the output at once, in the bits of one after the other, so that the
   // output itself need not exist; null: nothing does.
   std::function<Tensor(const std::vector<Tensor>&, const Behind&)> run_with = {};
+  // The gradient of the output where that is read by an activation, from the gradient of what the
+  // activation makes of it; null likewise.
+  std::function<Tensor(const std::vector<Tensor>&, const Behind&, const Tensor&)> gradient = {};
   // The output is this activation of the only input.
   std::optional<Behind> behind = {};
 };
@@ -44,6 +42,10 @@ struct RecipeRecorder {
   // Whether a node that is about to save these may do so without hooks: they would have each of
   // them kept as it is.
   virtual bool needs_no_hooks(const variable_list& saved) = 0;
+  // Whether a node that is about to save others may do so without hooks too, if each of them is
+  // shown afterwards.
+  virtual bool sees_saved(const variable_list& saved) = 0;
+  virtual bool see_saved(const NodePointer& node, torch::autograd::SavedVariable& saved) = 0;
   // `tensor` is about to be written in place. If it has a recipe that would be used: a tensor
   // without memory that has it from now on, to be saved in the place of what is overwritten, and
   // that stands where `tensor` stands in the graph. Undefined otherwise.
@@ -73,6 +75,12 @@ Recipe recipe_of(const typename Op::Options& options, const Produced& made,
         return Op::forward_again(Op::with_behind(options, behind),
                                  {read.begin(), read.begin() + reads},
                                  {read.begin() + reads, read.end()});
+      };
+      recipe.gradient = [options, reads](const auto& read, const Behind& behind,
+                                         const Tensor& grad) {
+        return Op::gradient_of_output(Op::with_behind(options, behind),
+                                      {read.begin(), read.begin() + reads},
+                                      {read.begin() + reads, read.end()}, grad);
       };
     }
   }

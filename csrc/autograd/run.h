@@ -29,12 +29,16 @@ variable_list apply_node(const typename Op::Options& options, const variable_lis
   RecipeRecorder* recorder = behind.weights.empty() ? recipe_recorder() : nullptr;
   variable_list saved, without_hooks, outputs, others;
   SavesWithoutHooks saves;
+  bool shows_saved = false;
   {
     const BelowAutograd below_autograd;
     Produced made = Op::forward(options, inputs, /*for_backward=*/true);
     saved = saved_of<Op>(made, inputs, behind);
     if (recorder != nullptr && recorder->needs_no_hooks(saved)) {
       without_hooks = saved;
+      saves.begin();
+    } else if (recorder != nullptr && recorder->sees_saved(saved)) {
+      shows_saved = true;
       saves.begin();
     } else {
       saves.begin_for_packer(saved);
@@ -57,6 +61,9 @@ variable_list apply_node(const typename Op::Options& options, const variable_lis
   }
   node->save(saved);
   const bool is_complete = saves.end(*node);
+  if (shows_saved && recorder != nullptr) {
+    for (auto& one : node->saved()) recorder->see_saved(node->getptr(), one);
+  }
   if (recorder != nullptr) recorder->place(outputs[0], without_hooks);
   if (is_complete) HookedPacker::end_function();
   return outputs;

@@ -186,7 +186,7 @@ struct ChannelNormForwardParams {
   ScalarType dtype;
   bool stream_stores;
   ActivationSpec activation;
-  const void* dz;  // null, or on the CPU: dz act'(y) is written to y
+  const void* dz;  // null, or dz act'(y) is written to y
 };
 
 struct ChannelNormBackwardParams {

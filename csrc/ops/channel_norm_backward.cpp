@@ -34,7 +34,7 @@ struct Gradients {
 // How many elements dy is written of before it is summed: it is in the cache then.
 constexpr int64_t kActivationUnit = 2048;
 
-// dy is written to p.dy, from dz and what y is made of.
+// dy is written, from dz and what y is made of.
 kernels::ChannelNormForwardParams activation_params(const ChannelNormBackwardParams& p,
                                                     const Tensor& dz, void* dy) {
   kernels::ChannelNormForwardParams y{};
@@ -166,6 +166,45 @@ Results3 _channel_norm_backward(const Tensor& grad_output, const Tensor& input, 
   return {dx, narrowed(dweight, weight), narrowed(dbias, bias)};
 }
 
+Tensor _channel_norm_activation_backward(const Tensor& grad_output, const Tensor& input,
+                                         int64_t groups, const Tensor& mean, const Tensor& rstd,
+                                         const OptionalTensor& weight, const OptionalTensor& bias,
+                                         std::string_view kind, std::string_view name,
+                                         Scalar scalar) {
+  const ChannelNorm norm = parse_channel_norm(kind, groups, /*backward=*/true, {name, scalar});
+  check_channel_norm(norm, input, weight, bias);
+  check_like_input(norm.op(), "grad_output", grad_output, input);
+  check_statistics_of_sets(norm, input, "mean", mean);
+  check_statistics_of_sets(norm, input, "rstd", rstd);
+  const Tensor dy = empty_in_order(norm, input);
+  if (input.is_meta() || input.numel() == 0) return dy;
+  const at::ScalarType sums = accumulate_type(input);
+  const Tensor w = wide_parameter(norm, "weight", weight, sums);
+  const Tensor b = wide_parameter(norm, "bias", bias, sums);
+  const Tensor x = input.contiguous(order_of(norm, input));
+  const Tensor dz = grad_output.contiguous(order_of(norm, input));
+  ChannelNormBackwardParams of{};
+  of.x = x.const_data_ptr();
+  of.weight = const_data(w);
+  of.bias = const_data(b);
+  of.mean = mean.const_data_ptr();
+  of.rstd = rstd.const_data_ptr();
+  of.shape = shape_of(norm, input);
+  of.dtype = scalar_type(input);
+  of.activation = norm.activation;
+  kernels::ChannelNormForwardParams p = activation_params(of, dz, dy.mutable_data_ptr());
+  p.stream_stores = exceeds_cache(input, 3);
+  launch(
+      norm.op(), input,
+      [&](const Kernels& cpu) {
+        const int64_t each = each_unit(p.shape, kernels::element_parts(p.shape));
+        run_stages(p.shape, kBackwardUnit,
+                   std::array{stage(true, cpu.channel_activation, p, each)});
+      },
+      MEMOPT_CUDA_KERNEL(channel_norm_forward), p);
+  return dy;
+}
+
 namespace {
 
 ChannelNorm check_sync_batch_norm(const Tensor& grad_output, const Tensor& input,
@@ -217,6 +256,11 @@ MEMOPT_DECLARE_PRIVATE(
     " Tensor rstd, Tensor? weight, Tensor? bias, bool given_statistics, bool[3] output_mask, *,"
     " str norm, str? activation=None, float? activation_scalar=None) -> (Tensor grad_input, Tensor "
     "grad_weight, Tensor grad_bias)");
+MEMOPT_DECLARE_PRIVATE(
+    _channel_norm_activation_backward, {},
+    "_channel_norm_activation_backward(Tensor grad_output, Tensor input, int groups, Tensor mean,"
+    " Tensor rstd, Tensor? weight, Tensor? bias, *, str norm, str activation,"
+    " float? activation_scalar=None) -> Tensor");
 MEMOPT_DECLARE_PRIVATE(
     _sync_batch_norm_sums, {},
     "_sync_batch_norm_sums(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd)"

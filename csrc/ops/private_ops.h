@@ -75,6 +75,13 @@ Results3 _channel_norm_backward(const Tensor& grad_output, const Tensor& input, 
                                 bool given_statistics, std::array<bool, 3> output_mask,
                                 std::string_view kind, NormActivation activation, Scalar scalar);
 
+// The gradient of the norm's output from that of the activation behind it.
+Tensor _channel_norm_activation_backward(const Tensor& grad_output, const Tensor& input,
+                                         int64_t groups, const Tensor& mean, const Tensor& rstd,
+                                         const OptionalTensor& weight, const OptionalTensor& bias,
+                                         std::string_view kind, std::string_view name,
+                                         Scalar scalar);
+
 // Batch norm's steps on one rank of several; between them the ranks exchange what they have.
 // Moments of each channel: the mean is mean + shift. Sums of each channel: of grad_output, and of
 // its products with xhat. means [channels, 2]: of both over all ranks, after weight.

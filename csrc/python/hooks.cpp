@@ -90,9 +90,13 @@ PyObject* pack(PyObject* self, PyObject* const* args, size_t, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-at::Tensor restore_without_gil(saved::Handle& handle) {
+at::Tensor restore_without_gil(saved::Handle& handle, autograd::GradientWanted* wanted = nullptr) {
   std::optional<py::gil_scoped_release> no_gil;
   if (PyGILState_Check() == 1) no_gil.emplace();
+  if (wanted != nullptr) {
+    wanted->answer = handle.gradient(wanted->behind, wanted->grad);
+    if (wanted->answer.defined()) return wanted->answer;
+  }
   return handle.restore();
 }
 

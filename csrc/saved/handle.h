@@ -14,6 +14,7 @@
 
 #include <atomic>
 
+#include "../autograd/behind.h"
 #include "../autograd/without_hooks.h"
 
 namespace memopt::saved {
@@ -23,6 +24,13 @@ struct Handle : c10::intrusive_ptr_target {
   ~Handle() override { live_.fetch_sub(1, std::memory_order_relaxed); }
 
   virtual at::Tensor restore() = 0;
+
+  // The gradient of the tensor, where an activation reads it, from that of what the activation
+  // makes of it, without the tensor; undefined where that cannot be, and then nothing has been
+  // done.
+  virtual at::Tensor gradient(const autograd::Behind& /*behind*/, const at::Tensor& /*grad*/) {
+    return {};
+  }
 
   // Whether restore() costs nothing, so that several readers have nothing to share.
   virtual bool is_at_hand() const { return false; }

@@ -14,7 +14,7 @@ at::Tensor tensor_for_hooks(const SavedVariable& saved) {
 }
 
 void put_in_place(SavedVariable& saved, c10::intrusive_ptr<Handle> handle) {
-  saved.register_hooks(std::make_unique<HandleHooks>(std::move(handle)));
+  saved.register_hooks(std::make_unique<HandleHooks>(std::move(handle), &saved));
 }
 
 bool Packer::pack_saved(const autograd::NodePointer&, SavedVariable& saved) {

@@ -11,11 +11,12 @@
 namespace memopt::saved {
 
 RecipeHandle::RecipeHandle(Inputs inputs, Run run, Geometry geometry, RunWith run_with,
-                           std::optional<autograd::Behind> behind)
+                           Gradient gradient, std::optional<autograd::Behind> behind)
     : inputs_(std::move(inputs)),
       run_(std::move(run)),
       geometry_(std::move(geometry)),
       run_with_(std::move(run_with)),
+      gradient_(std::move(gradient)),
       behind_(std::move(behind)) {
   for (const auto& input : inputs_) {
     if (input.defined()) chain_length_ = std::max(chain_length_, 1 + input->chain_length());
@@ -53,6 +54,19 @@ at::Tensor RecipeHandle::restore_at_once() const {
   const Untracked untracked;
   const autograd::MakesOutputAgain makes_again;
   return source->run_with_(tensors, *behind_);
+}
+
+bool RecipeHandle::has_gradient(const std::optional<Geometry>& view, const at::Tensor& grad) const {
+  return gradient_ && (!view.has_value() || *view == geometry_) &&
+         grad.scalar_type() == geometry_.dtype &&
+         grad.sizes() == at::IntArrayRef(geometry_.sizes) &&
+         grad.strides() == at::IntArrayRef(geometry_.strides);
+}
+
+at::Tensor RecipeHandle::gradient(const autograd::Behind& behind, const at::Tensor& grad) {
+  const auto tensors = restore_inputs();
+  const Untracked untracked;
+  return gradient_(tensors, behind, grad);
 }
 
 at::Tensor RecipeHandle::restore() {

@@ -18,17 +18,23 @@ class RecipeHandle : public Handle {
   using Run = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
   using RunWith =
       std::function<at::Tensor(const std::vector<at::Tensor>&, const autograd::Behind&)>;
+  using Gradient = std::function<at::Tensor(const std::vector<at::Tensor>&, const autograd::Behind&,
+                                            const at::Tensor&)>;
   // Empty where the op was not given an optional input.
   using Inputs = std::vector<c10::intrusive_ptr<Handle>>;
 
-  // `geometry` is the output's; run_with and behind as autograd::Recipe has them.
+  // `geometry` is the output's; run_with, gradient and behind as autograd::Recipe has them.
   RecipeHandle(Inputs inputs, Run run, Geometry geometry, RunWith run_with = {},
-               std::optional<autograd::Behind> behind = {});
+               Gradient gradient = {}, std::optional<autograd::Behind> behind = {});
 
   void release_resources() override { inputs_.clear(); }
   at::Tensor restore() override;
   bool is_there() const override;
   int64_t chain_length() const override { return chain_length_; }
+
+  // Whether `view` is the output, and its gradient can be had from `grad`, which is in its order.
+  bool has_gradient(const std::optional<Geometry>& view, const at::Tensor& grad) const;
+  at::Tensor gradient(const autograd::Behind& behind, const at::Tensor& grad) override;
 
  private:
   std::vector<at::Tensor> restore_inputs() const;
@@ -40,6 +46,7 @@ class RecipeHandle : public Handle {
   Run run_;
   Geometry geometry_;
   RunWith run_with_;
+  Gradient gradient_;
   std::optional<autograd::Behind> behind_;
   int64_t chain_length_ = 1;
 };

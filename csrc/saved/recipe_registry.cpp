@@ -60,6 +60,7 @@ void RecipeRegistry::enter(const at::Tensor& output, autograd::Recipe recipe, in
                                                {},
                                                std::move(recipe.run),
                                                std::move(recipe.run_with),
+                                               std::move(recipe.gradient),
                                                std::move(recipe.behind),
                                                /*chain_length=*/1,
                                                sums,
@@ -158,8 +159,9 @@ c10::intrusive_ptr<SharedTensor> RecipeRegistry::recipe_of(Output& output, Alive
       return {};
     }
   }
-  auto shared = c10::make_intrusive<SharedTensor>(c10::make_intrusive<RecipeHandle>(
-      std::move(inputs), output.run, output.geometry, output.run_with, output.behind));
+  auto shared = c10::make_intrusive<SharedTensor>(
+      c10::make_intrusive<RecipeHandle>(std::move(inputs), output.run, output.geometry,
+                                        output.run_with, output.gradient, output.behind));
   alive.push_back(shared);
   if (shared->chain_length() > kLongestChain) return {};
   output.shared = c10::weak_intrusive_ptr<SharedTensor>(shared);
@@ -285,6 +287,13 @@ at::Tensor RecipeRegistry::stand_in_for(const at::Tensor& tensor) {
   output->version = Version(stand_in);
   outputs_.insert_or_assign(storage_of(stand_in), output);
   return stand_in;
+}
+
+// Modes would see that a stand-in without memory is saved.
+bool RecipeRegistry::sees_saved(const variable_list& saved) {
+  return is_alone() && std::all_of(saved.begin(), saved.end(), [](const at::Tensor& tensor) {
+           return !tensor.defined() || (is_plain(tensor) && has_memory(tensor));
+         });
 }
 
 bool RecipeRegistry::see_saved(const autograd::NodePointer& node,

@@ -77,7 +77,8 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   void set_first(IsFirst first) { first_ = std::move(first); }
 
   // Shows the registry what `node` has saved without hooks; whether it has put a recipe there.
-  bool see_saved(const autograd::NodePointer& node, torch::autograd::SavedVariable& saved);
+  bool see_saved(const autograd::NodePointer& node, torch::autograd::SavedVariable& saved) override;
+  bool sees_saved(const torch::autograd::variable_list& saved) override;
 
   // The recipe of a residual sum (residual_sum.cpp). add_sum() tells of one that was computed just
   // now, and drops what is held of the one before. What is kept for it goes to `outer`, or stays;
@@ -123,6 +124,7 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
     c10::SmallVector<std::optional<Input>, 4> inputs;
     RecipeHandle::Run run;
     RecipeHandle::RunWith run_with;
+    RecipeHandle::Gradient gradient;
     std::optional<autograd::Behind> behind;
     int64_t chain_length;  // of recipes, by made_by
     int64_t sums;          // with recipes that it is made through, itself among them

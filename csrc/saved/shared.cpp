@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "current.h"
+#include "recipe.h"
 
 namespace memopt::saved {
 
@@ -95,6 +96,12 @@ bool SharedTensor::pass_by(Reader& reader) {
 at::Tensor Reader::restore() {
   const at::Tensor tensor = shared_->restore_for(*this);
   return view_.has_value() ? view_of_storage(tensor, *view_) : tensor;
+}
+
+at::Tensor Reader::gradient(const autograd::Behind& behind, const at::Tensor& grad) {
+  auto* const recipe = dynamic_cast<RecipeHandle*>(shared_->source().get());
+  const bool can = recipe != nullptr && recipe->has_gradient(view_, grad) && pass_by();
+  return can ? recipe->gradient(behind, grad) : at::Tensor();
 }
 
 void Reader::release_resources() {

@@ -79,6 +79,7 @@ class Reader : public Handle {
 
   void release_resources() override;
   at::Tensor restore() override;
+  at::Tensor gradient(const autograd::Behind& behind, const at::Tensor& grad) override;
   bool is_there() const override { return shared_->is_there(); }
   int64_t chain_length() const override { return shared_->chain_length(); }
 

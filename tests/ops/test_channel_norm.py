@@ -86,7 +86,7 @@ def test_an_activation_behind_has_the_bits_of_the_two_ops(
     weight and bias alone, where there is no gradient of the input to write to on the way.
     """
     case = dataclasses.replace(case, activation=activation)
-    for size in ((3, 6, 5, 7), (2, 4, 70, 61)):
+    for size in ((3, 6, 5, 7), (2, 4, 70, 61), (2, 4, 8, 16)):
         call = case.make_call(size, dtypes, device).map_activations(layout)
         expected = evaluate(case.two_ops, call)
         assert_same_bits(evaluate(case.memopt, call), expected)
@@ -96,6 +96,29 @@ def test_an_activation_behind_has_the_bits_of_the_two_ops(
             case.memopt(frozen), [frozen.weight, frozen.bias], call.grad_output
         )
         assert_same_bits(list(weights), [expected["grad_weight"], expected["grad_bias"]])
+
+
+@every_case
+@pytest.mark.parametrize("activation", FORMULAS)
+@float32_and_bfloat16
+@pytest.mark.parametrize("layout", [torch.clone, channels_last])
+def test_the_gradient_through_an_activation_has_the_activation_s_bits(
+    case: ChannelNormCase, activation: str, dtypes: Dtypes, layout: Callable, device: torch.device
+) -> None:
+    """From the norm's input, without its output; of planes that are whole steps and that are not,
+    in registers and through the cache.
+    """
+    fused = dataclasses.replace(case, activation=activation)
+    for size in ((3, 6, 5, 7), (2, 4, 70, 61), (2, 4, 8, 16)):
+        call = case.make_call(size, dtypes, device).map_activations(layout)
+        outputs, saved = case.forward(call)
+        expected, _ = torch.ops.memopt._activation_backward(
+            call.grad_output, outputs["output"], **fused.behind
+        )
+        arguments, keywords = fused.gradient_arguments(call, saved)
+        through = fused.gradient_op(*arguments, **keywords)
+        assert_same_bits([through], [expected])
+        assert through.stride() == outputs["output"].stride()
 
 
 @every_case

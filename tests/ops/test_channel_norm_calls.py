@@ -122,6 +122,8 @@ def test_opcheck(
     _, saved = case.forward(call)
     arguments, keywords = case.backward_arguments(call, saved)
     torch.library.opcheck(case.backward_op, arguments, keywords)
+    if case.activation is not None:
+        torch.library.opcheck(case.gradient_op, *case.gradient_arguments(call, saved))
 
 
 @every_case

@@ -386,6 +386,7 @@ def test_every_op_of_the_library_is_checked() -> None:
     cases = OP_CASES + CHANNEL_NORM_CASES  # the latter in test_channel_norm_calls.py
     by_cases = {op for case in cases for op in (case.public_op, case.forward_op, case.backward_op)}
     checked = {op.name() for op in by_cases}
+    checked |= {case.gradient_op.name() for case in CHANNEL_NORM_CASES}
     named = (*_linears(False), *_writing(), *OF_LOSSES, *OF_SYNC_BATCH_NORM, "activation_")
     checked |= {f"memopt::{name}" for name in named}
     everything = {

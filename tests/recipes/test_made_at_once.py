@@ -1,5 +1,5 @@
 """Proves, of an activation behind a norm over channels inside recipes: its output is made again in
-one call, without the norm's output, which is not in memory while what reads the activation runs
+one call, and its gradient computed in one, without the norm's output, which is not in memory in
 backward; where the norm's output is there already, it is read. Gradients have the bits of plain
 calls.
 """
@@ -23,6 +23,7 @@ from tests.support.shapes import channels_last, random_normal
 
 FORWARD = torch.ops.memopt._channel_norm_forward.default
 ACTIVATION = torch.ops.memopt._activation_forward.default
+GRADIENT = torch.ops.memopt._channel_norm_activation_backward.default
 CHANNELS = 8
 
 Norm = Callable[..., Tensor]
@@ -78,9 +79,8 @@ def test_one_call_makes_the_activation(
     run = partial(block, NORMS[norm], activation, *leaves)
     record = in_recipes(run, leaves)
     assert ACTIVATION not in record.ops
-    # The norm's output follows for the activation's own gradient.
-    calls = record.arguments_of(FORWARD)
-    assert [call.get("activation") for call in calls] == [activation, None]
+    assert [call["activation"] for call in record.arguments_of(FORWARD)] == [activation]
+    assert [call["activation"] for call in record.arguments_of(GRADIENT)] == [activation]
 
 
 def test_in_place_too() -> None:
@@ -111,7 +111,7 @@ class Consumer(torch.autograd.Function):
 
 def test_the_norms_output_is_not_there_while_a_consumer_runs_backward() -> None:
     """Three tensors at a time, of the size of the norm's: the activation, its consumer's two
-    gradients; then the norm's output and the activation's two. It was one more.
+    gradients. It was one more.
     """
     x = torch.randn(1, 64, 64, 64, requires_grad=True)
     weight = torch.randn_like(x)
@@ -119,6 +119,64 @@ def test_the_norms_output_is_not_there_while_a_consumer_runs_backward() -> None:
         loss = (Consumer.apply(MF.silu(MF.group_norm(x, 8))) * weight).sum()
     peak = allocated_by(lambda: torch.autograd.grad(loss, x, retain_graph=True))
     assert peak < 3.1 * x.nbytes
+
+
+def test_the_norms_output_is_not_there_while_the_activation_runs_backward() -> None:
+    """Two tensors at a time, the gradients of what each op makes and of what it reads."""
+    x = torch.randn(1, 64, 64, 64, requires_grad=True)
+    weight = torch.randn_like(x)
+    with memopt.recipes():
+        loss = (MF.silu(MF.group_norm(x, 8)) * weight).sum()
+    peak = allocated_by(lambda: torch.autograd.grad(loss, x, retain_graph=True))
+    assert peak < 2.1 * x.nbytes
+
+
+def test_a_gradient_in_another_order_takes_the_activations_own() -> None:
+    leaves = tensors()
+    grad = channels_last(random_normal(2, CHANNELS, 12, 11, seed=9).float())
+
+    def run() -> Tensor:
+        return MF.activation(MF.group_norm(leaves[0], 2, *leaves[1:3]), "silu")
+
+    expected = torch.autograd.grad(run(), leaves[:3], grad)
+    with memopt.recipes():
+        output = run()
+    with RecordOps() as record:
+        found = torch.autograd.grad(output, leaves[:3], grad)
+    assert_same_bits(list(found), list(expected))
+    assert GRADIENT not in record.ops
+
+
+def test_second_derivatives_are_those_of_plain_calls() -> None:
+    leaves = tensors()
+
+    def penalty() -> list[Tensor]:
+        output = block(NORMS["group_norm"], "silu", *leaves)
+        (grad,) = torch.autograd.grad(output.square().sum(), leaves[0], create_graph=True)
+        return list(torch.autograd.grad(grad.square().sum(), leaves[:3]))
+
+    expected = penalty()
+    with memopt.recipes():
+        found = penalty()
+    assert_same_bits(found, expected)
+
+
+def test_hooks_of_others_see_the_norms_output() -> None:
+    """Who stands between the node and the recipe gets what was saved, as before."""
+    leaves = tensors()
+    seen: list[Tensor] = []
+
+    def unpack(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor
+
+    def run() -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            return MF.activation(MF.group_norm(leaves[0], 2, *leaves[1:3]), "silu")
+
+    record = in_recipes(run, leaves)
+    assert GRADIENT not in record.ops
+    assert any(tensor.shape == leaves[0].shape for tensor in seen)
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
@@ -144,6 +202,7 @@ def test_what_another_reader_has_made_is_read() -> None:
     record = in_recipes(run, leaves)
     assert [call.get("activation") for call in record.arguments_of(FORWARD)] == [None]
     assert record.ops.count(ACTIVATION) == 1
+    assert GRADIENT not in record.ops
 
 
 def test_a_dropped_activation_is_made_as_before() -> None:
@@ -155,6 +214,7 @@ def test_a_dropped_activation_is_made_as_before() -> None:
         return F.conv2d(MF.activation_dropout(y, 0.5, activation="silu"), leaves[3])
 
     record = in_recipes(run, leaves)
+    assert GRADIENT not in record.ops
     assert all(call.get("activation") is None for call in record.arguments_of(FORWARD))
 
 

@@ -156,3 +156,7 @@ def test_an_activation_behind_has_the_bits_of_two_kernels(
     assert_same_bits([fused.output], [activated.output.reshape(size)])
     for name in ("grad_input", "grad_weight", "grad_bias"):
         assert_same_bits([fused[name]], [expected[name]], name)
+    through = channel_norm.gradient_of_output(
+        Run(simt, DENSE), dataclasses.replace(case, activation=activation), call, normed.saved
+    )
+    assert_same_bits([through], [grad_output])

@@ -91,9 +91,7 @@ struct PlainElements {
   }
   static MEMOPT_INLINE void store(T* p, Step<V> s, int64_t) { p[0] = static_cast<T>(s.lo); }
   static MEMOPT_INLINE void stream(T* p, Step<V> s) { store(p, s); }
-  static MEMOPT_INLINE Step<V> rounded(Step<V> s) {
-    return {static_cast<V>(static_cast<T>(s.lo)), static_cast<V>(static_cast<T>(s.hi))};
-  }
+  static MEMOPT_INLINE Step<V> rounded(Step<V> s) { return {V(T(s.lo)), V(T(s.hi))}; }
 };
 
 template <>

@@ -197,8 +197,15 @@ __global__ void __launch_bounds__(kMaxRowThreads)
       for (int j = 0; j < kWidth; ++j) {
         x[j] = Centred::affine(Centred::normalize(x[j], mean, rstd), w, b);
       }
-      activate<T>(p.activation, x);
-      store(x, static_cast<T*>(p.y) + part.begin, share, k);
+      if (p.dz == nullptr) {
+        activate<T>(p.activation, x);
+        store(x, static_cast<T*>(p.y) + part.begin, share, k);
+      } else {
+        A dy[kWidth];
+        load<Load::kPlain>(static_cast<const T*>(p.dz) + part.begin, share, k, dy);
+        go_through<T>(p.activation, [&](int j) { return x[j]; }, dy);
+        store(dy, static_cast<T*>(p.y) + part.begin, share, k);
+      }
     }
   }
 }
@@ -224,8 +231,15 @@ __global__ void __launch_bounds__(kPartBlockThreads)
       for (int j = 0; j < kWidth; ++j) {
         x[j] = Centred::affine(Centred::normalize(x[j], mean[j], rstd[j]), w[j], b[j]);
       }
-      activate<T>(p.activation, x);
-      store(x, static_cast<T*>(p.y) + at, share, 0);
+      if (p.dz == nullptr) {
+        activate<T>(p.activation, x);
+        store(x, static_cast<T*>(p.y) + at, share, 0);
+      } else {
+        A dy[kWidth];
+        load<Load::kPlain>(static_cast<const T*>(p.dz) + at, share, 0, dy);
+        go_through<T>(p.activation, [&](int j) { return x[j]; }, dy);
+        store(dy, static_cast<T*>(p.y) + at, share, 0);
+      }
     }
   });
 }
@@ -235,7 +249,7 @@ cudaError_t forward_of_pixels(const ChannelNormForwardParams& p, const DeviceLim
                               cudaStream_t stream) {
   using A = Accumulate<T>;
   const ChannelShape& s = p.shape;
-  return with_part_access<T>(s.channels, {p.x, p.y}, [&](auto a) {
+  return with_part_access<T>(s.channels, {p.x, p.y, p.dz}, [&](auto a) {
     constexpr Access kAccess = decltype(a)::value;
     cudaError_t error = cudaSuccess;
     if (p.parts != nullptr) {
@@ -264,7 +278,7 @@ cudaError_t forward_of_planes(const ChannelNormForwardParams& p, const DeviceLim
                            runs_of_set(s) * parts_of_run(s), limits, stream, p);
     if (error != cudaSuccess || p.y == nullptr) return error;
   }
-  return with_part_access<T>(s.size, {p.x, p.y}, [&](auto a) {
+  return with_part_access<T>(s.size, {p.x, p.y, p.dz}, [&](auto a) {
     return launch_parts<A>(channel_output_of_planes<T, decltype(a)::value>, element_parts(s),
                            s.size, limits, stream, p);
   });

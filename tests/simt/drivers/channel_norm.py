@@ -20,7 +20,7 @@ from .run import Run, activation_spec
 
 __all__ = ["TENSORS", "backward", "forward"]
 
-TENSORS = ("x", "y", "dy", "dx", "weight", "bias", "mean", "rstd", "dweight", "dbias")
+TENSORS = ("x", "y", "dy", "dz", "dx", "weight", "bias", "mean", "rstd", "dweight", "dbias")
 
 # kPartElements of csrc/kernels/channel_norm.h.
 PART_ELEMENTS = 8192
@@ -96,6 +96,14 @@ def again(run: Run, case: ChannelNormCase, call: Call, saved: Saved) -> Tensor:
     return _launch_forward(run, case, call, _shape(case, call), on_device, None)
 
 
+def gradient_of_output(run: Run, case: ChannelNormCase, call: Call, saved: Saved) -> Tensor:
+    """That of the norm's output, from the gradient of what the activation makes of it."""
+    shape = _shape(case, call)
+    on_device = {name: run.memory.put(t) for name, t in saved.items()}
+    dz = run.put("dz", _in_memory(call.grad_output, shape))
+    return _launch_forward(run, case, call, shape, on_device, None, dz=dz)
+
+
 def _behind(case: ChannelNormCase) -> dict[str, Any]:
     return {} if case.activation is None else {"activation": activation_spec(case.activation)}
 
@@ -107,6 +115,7 @@ def _launch_forward(
     shape: dict[str, Any],
     statistics: Saved,
     parts: Tensor | None,
+    **more: Tensor,
 ) -> Tensor:
     x = run.put("x", _in_memory(call.input, shape))
     y = run.empty("y", x.shape, x.dtype)
@@ -121,6 +130,7 @@ def _launch_forward(
         rstd=statistics["rstd"],
         parts=parts,
         eps=call.eps,
+        **more,
     )
     return _as_tensor(y, call, shape)
 

@@ -151,6 +151,13 @@ class ChannelNormCase(OpCase):
         output: Tensor = self.forward_op(*arguments, **keywords)[0]
         return output
 
+    gradient_op: ClassVar[Any] = torch.ops.memopt._channel_norm_activation_backward.default
+    """The gradient of the norm's output, from that of the activation behind it."""
+
+    def gradient_arguments(self, call: Call, saved: Saved) -> tuple[tuple, dict[str, Any]]:
+        (*positional, _, _), keywords = self.backward_arguments(call, saved)
+        return tuple(positional), keywords
+
     def torch(self, call: Call) -> Tensor:
         x, weight, bias, eps = call.input, call.weight, call.bias, call.eps
         if self.over_batch:
