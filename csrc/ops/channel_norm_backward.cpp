@@ -66,6 +66,15 @@ void go_through_activation(const Kernels& cpu, const kernels::ChannelNormForward
   }
 }
 
+void check_backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& input,
+                    const Tensor& mean, const Tensor& rstd, const OptionalTensor& weight,
+                    const OptionalTensor& bias) {
+  check_channel_norm(norm, input, weight, bias);
+  check_like_input(norm.op(), "grad_output", grad_output, input);
+  check_statistics_of_sets(norm, input, "mean", mean);
+  check_statistics_of_sets(norm, input, "rstd", rstd);
+}
+
 // means_given: of all ranks, [sets, 2] as ChannelNormBackwardParams has them; undefined for those
 // of this input.
 void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& input,
@@ -149,10 +158,7 @@ Results3 _channel_norm_backward(const Tensor& grad_output, const Tensor& input, 
                                 std::string_view kind, NormActivation activation, Scalar scalar) {
   const ChannelNorm norm =
       parse_channel_norm(kind, groups, /*backward=*/true, {activation, scalar});
-  check_channel_norm(norm, input, weight, bias);
-  check_like_input(norm.op(), "grad_output", grad_output, input);
-  check_statistics_of_sets(norm, input, "mean", mean);
-  check_statistics_of_sets(norm, input, "rstd", rstd);
+  check_backward(norm, grad_output, input, mean, rstd, weight, bias);
   const c10::SymDimVector channels{input.sym_size(1)};
   const Tensor dx = output_mask[0] ? empty_in_order(norm, input) : Tensor();
   const Tensor dweight = empty_of(output_mask[1] && is_given(weight), channels, input);
@@ -172,10 +178,7 @@ Tensor _channel_norm_activation_backward(const Tensor& grad_output, const Tensor
                                          std::string_view kind, std::string_view name,
                                          Scalar scalar) {
   const ChannelNorm norm = parse_channel_norm(kind, groups, /*backward=*/true, {name, scalar});
-  check_channel_norm(norm, input, weight, bias);
-  check_like_input(norm.op(), "grad_output", grad_output, input);
-  check_statistics_of_sets(norm, input, "mean", mean);
-  check_statistics_of_sets(norm, input, "rstd", rstd);
+  check_backward(norm, grad_output, input, mean, rstd, weight, bias);
   const Tensor dy = empty_in_order(norm, input);
   if (input.is_meta() || input.numel() == 0) return dy;
   const at::ScalarType sums = accumulate_type(input);
@@ -211,10 +214,7 @@ ChannelNorm check_sync_batch_norm(const Tensor& grad_output, const Tensor& input
                                   const Tensor& mean, const Tensor& rstd,
                                   const OptionalTensor& weight) {
   const ChannelNorm norm = parse_channel_norm("sync_batch_norm", 1, /*backward=*/true);
-  check_channel_norm(norm, input, weight, std::nullopt);
-  check_like_input(norm.op(), "grad_output", grad_output, input);
-  check_statistics_of_sets(norm, input, "mean", mean);
-  check_statistics_of_sets(norm, input, "rstd", rstd);
+  check_backward(norm, grad_output, input, mean, rstd, weight, std::nullopt);
   return norm;
 }
 

@@ -13,9 +13,11 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <optional>
 
 #include "../autograd/behind.h"
 #include "../autograd/without_hooks.h"
+#include "geometry.h"
 
 namespace memopt::saved {
 
@@ -25,6 +27,11 @@ struct Handle : c10::intrusive_ptr_target {
 
   virtual at::Tensor restore() = 0;
 
+  // Whether `view` is the tensor, and its gradient can be had from `grad`, in gradient().
+  virtual bool has_gradient(const std::optional<Geometry>& /*view*/,
+                            const at::Tensor& /*grad*/) const {
+    return false;
+  }
   // The gradient of the tensor, where an activation reads it, from that of what the activation
   // makes of it, without the tensor; undefined where that cannot be, and then nothing has been
   // done.

@@ -32,8 +32,8 @@ class RecipeHandle : public Handle {
   bool is_there() const override;
   int64_t chain_length() const override { return chain_length_; }
 
-  // Whether `view` is the output, and its gradient can be had from `grad`, which is in its order.
-  bool has_gradient(const std::optional<Geometry>& view, const at::Tensor& grad) const;
+  // Where `grad` is in the output's order.
+  bool has_gradient(const std::optional<Geometry>& view, const at::Tensor& grad) const override;
   at::Tensor gradient(const autograd::Behind& behind, const at::Tensor& grad) override;
 
  private:

@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "current.h"
-#include "recipe.h"
 
 namespace memopt::saved {
 
@@ -99,9 +98,9 @@ at::Tensor Reader::restore() {
 }
 
 at::Tensor Reader::gradient(const autograd::Behind& behind, const at::Tensor& grad) {
-  auto* const recipe = dynamic_cast<RecipeHandle*>(shared_->source().get());
-  const bool can = recipe != nullptr && recipe->has_gradient(view_, grad) && pass_by();
-  return can ? recipe->gradient(behind, grad) : at::Tensor();
+  const auto source = shared_->source();
+  if (!source->has_gradient(view_, grad) || !pass_by()) return {};
+  return source->gradient(behind, grad);
 }
 
 void Reader::release_resources() {

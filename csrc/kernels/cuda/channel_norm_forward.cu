@@ -168,6 +168,22 @@ __global__ void __launch_bounds__(kSetThreads) channel_statistics(ChannelNormFor
   }
 }
 
+// Of the norm's output y: itself, what an activation makes of it, or, where there is dz, its
+// gradient.
+template <class T, class Share, int kWidth, class A>
+__device__ __forceinline__ void write_result(const ChannelNormForwardParams& p, int64_t begin,
+                                             const Share& share, int k, A (&y)[kWidth]) {
+  T* const to = static_cast<T*>(p.y) + begin;
+  if (p.dz == nullptr) {
+    activate<T>(p.activation, y);
+    return store(y, to, share, k);
+  }
+  A dy[kWidth];
+  load<Load::kPlain>(static_cast<const T*>(p.dz) + begin, share, k, dy);
+  go_through<T>(p.activation, [&](int j) { return y[j]; }, dy);
+  store(dy, to, share, k);
+}
+
 template <class T, Access kAccess>
 __global__ void __launch_bounds__(kMaxRowThreads)
     channel_output_of_planes(ChannelNormForwardParams p) {
@@ -197,15 +213,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
       for (int j = 0; j < kWidth; ++j) {
         x[j] = Centred::affine(Centred::normalize(x[j], mean, rstd), w, b);
       }
-      if (p.dz == nullptr) {
-        activate<T>(p.activation, x);
-        store(x, static_cast<T*>(p.y) + part.begin, share, k);
-      } else {
-        A dy[kWidth];
-        load<Load::kPlain>(static_cast<const T*>(p.dz) + part.begin, share, k, dy);
-        go_through<T>(p.activation, [&](int j) { return x[j]; }, dy);
-        store(dy, static_cast<T*>(p.y) + part.begin, share, k);
-      }
+      write_result<T>(p, part.begin, share, k, x);
     }
   }
 }
@@ -231,15 +239,7 @@ __global__ void __launch_bounds__(kPartBlockThreads)
       for (int j = 0; j < kWidth; ++j) {
         x[j] = Centred::affine(Centred::normalize(x[j], mean[j], rstd[j]), w[j], b[j]);
       }
-      if (p.dz == nullptr) {
-        activate<T>(p.activation, x);
-        store(x, static_cast<T*>(p.y) + at, share, 0);
-      } else {
-        A dy[kWidth];
-        load<Load::kPlain>(static_cast<const T*>(p.dz) + at, share, 0, dy);
-        go_through<T>(p.activation, [&](int j) { return x[j]; }, dy);
-        store(dy, static_cast<T*>(p.y) + at, share, 0);
-      }
+      write_result<T>(p, at, share, 0, x);
     }
   });
 }
