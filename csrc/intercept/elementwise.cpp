@@ -1,16 +1,21 @@
-// PyTorch's sums, differences, products and quotients inside a converted model. They are PyTorch's
-// own; the registry of recipes is told of them where a recipe may make them again: of those with an
-// operand that has one, and of sums of a float32 residual and a branch in 16 bits
-// (saved/residual_sum.cpp). Rotary embedding behind a norm of queries and keys is made of these:
-// attention keeps what the norms keep, and the cosines and sines.
+// PyTorch's sums, differences, products, quotients, powers and maxima inside a converted model.
+// They are PyTorch's own; the registry of recipes is told of them where a recipe may make them
+// again: of those with an operand that has one, of those whose own node saves the operands, and of
+// sums of a float32 residual and a branch in 16 bits (saved/residual_sum.cpp). Rotary embedding
+// behind a norm of queries and keys is made of these: attention keeps what the norms keep, and the
+// cosines and sines. So are StarReLU, which keeps what it squares, EvoNorm and FRN, which keep
+// their input.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/div.h>
+#include <ATen/ops/maximum_ops.h>
+#include <ATen/ops/minimum_ops.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/neg_ops.h>
+#include <ATen/ops/pow.h>
 #include <ATen/ops/rsub_ops.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sub_ops.h>
@@ -21,6 +26,7 @@
 #include "here.h"
 #include "key.h"
 #include "made_of.h"
+#include "part.h"
 #include "savers.h"
 #include "taken.h"
 
@@ -35,22 +41,32 @@ bool is_number(const Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
-// Of two tensors that memopt's ops take, none of which is a number, and one of which may have a
-// recipe. Most have none, and that is the quickest question.
-bool are_operands(const Here& now, const Tensor& self, const Tensor& other) {
-  return (now.recipes->may_make(self) || now.recipes->may_make(other)) && !is_number(self) &&
-         !is_number(other) && supports(self) && supports(other);
+// What the op's node saves: nothing, or of two tensors each where the other's gradient is wanted.
+enum class Saves { kNothing, kOperands };
+
+// Of two tensors that memopt's ops take, none of which is a number.
+bool are_tensors(const Tensor& self, const Tensor& other) {
+  return !is_number(self) && !is_number(other) && supports(self) && supports(other);
+}
+
+// Most have no recipe, and that is the quickest question.
+bool may_make(const Here& now, const Tensor& self, const Tensor& other) {
+  return now.recipes->may_make(self) || now.recipes->may_make(other);
 }
 
 template <class Run>
 autograd::Recipe of_both(const Tensor& self, const Tensor& other, Run run) {
-  return {{self, other}, [run](const auto& read) { return run(read[0], read[1]); }};
+  const Part one = part_of_parameter(self), two = part_of_parameter(other);
+  return {{one.whole, two.whole},
+          [one = one.without_memory(), two = two.without_memory(), run](const auto& read) {
+            return run(one.of(read[0]), two.of(read[1]));
+          }};
 }
 
-// Tells the registry of a result of PyTorch's, where one of the operands may have a recipe. With a
-// number it is made of the other one alone.
+// Tells the registry of a result of PyTorch's, where one of the operands may have a recipe or both
+// are saved. With a number it is made of the other one alone.
 template <class Run>
-void note(const Tensor& result, const Tensor& self, const Tensor& other, bool is_sum, Run run) {
+void note(const Tensor& result, const Tensor& self, const Tensor& other, Saves saves, Run run) {
   if (is_number(other)) {
     note_made_of(result, self, [&]() -> autograd::Recipe {
       return {{self}, [other, run](const auto& read) { return run(read[0], other); }};
@@ -59,9 +75,12 @@ void note(const Tensor& result, const Tensor& self, const Tensor& other, bool is
   }
   if (!result.requires_grad()) return;
   const Here now = here();
-  if (!now.functions || !are_operands(now, self, other)) return;
+  if (!now.functions) return;
+  const bool are_saved = saves == Saves::kOperands && self.requires_grad() && other.requires_grad();
+  if ((!are_saved && !may_make(now, self, other)) || !are_tensors(self, other)) return;
   const PassOn pass_on;
-  now.recipes->add_made_of(result, of_both(self, other, run), is_sum);
+  if (are_saved) return now.recipes->add_made_of_kept(result, of_both(self, other, run));
+  now.recipes->add_made_of(result, of_both(self, other, run), saves == Saves::kNothing);
 }
 
 Tensor plus(const Tensor& self, const Tensor& other) {
@@ -80,7 +99,7 @@ Tensor add(DispatchKeySet keys, const Tensor& self, const Tensor& other, const a
   Tensor sum = at::_ops::add_Tensor::redispatch(below_intercept(keys), self, other, alpha);
   if (!sum.requires_grad() || !alpha.equal(1)) return sum;
   if (are_alike(self, other)) {
-    note(sum, self, other, /*is_sum=*/true, plus);
+    note(sum, self, other, Saves::kNothing, plus);
     return sum;
   }
   const Here now = here();
@@ -94,7 +113,7 @@ Tensor add(DispatchKeySet keys, const Tensor& self, const Tensor& other, const a
 Tensor sub(DispatchKeySet keys, const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
   Tensor difference = at::_ops::sub_Tensor::redispatch(below_intercept(keys), self, other, alpha);
   if (!alpha.equal(1) || !are_alike(self, other)) return difference;
-  note(difference, self, other, /*is_sum=*/true,
+  note(difference, self, other, Saves::kNothing,
        [](const Tensor& from, const Tensor& what) { return at::sub(from, what); });
   return difference;
 }
@@ -103,9 +122,10 @@ Tensor sub(DispatchKeySet keys, const Tensor& self, const Tensor& other, const a
 // backward already: of a sum that is written over nothing else is left.
 bool may_add(const Here& now, const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
   return at::GradMode::is_enabled() && self.requires_grad() && !self.is_leaf() && !self.is_view() &&
-         alpha.equal(1) && self.dtype() == other.dtype() && are_operands(now, self, other) &&
-         self.is_non_overlapping_and_dense() && !self.is_alias_of(other) &&
-         at::is_expandable_to(other.sizes(), self.sizes()) && now.recipes->keeps_anyway(other);
+         alpha.equal(1) && self.dtype() == other.dtype() && may_make(now, self, other) &&
+         are_tensors(self, other) && self.is_non_overlapping_and_dense() &&
+         !self.is_alias_of(other) && at::is_expandable_to(other.sizes(), self.sizes()) &&
+         now.recipes->keeps_anyway(other);
 }
 
 // What is written over goes on being made by its recipe, for the sum's to read.
@@ -123,16 +143,46 @@ Tensor& add_(DispatchKeySet keys, Tensor& self, const Tensor& other, const at::S
 
 Tensor mul(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
   Tensor product = mul_of_torch(keys, self, other);
-  note(product, self, other, /*is_sum=*/false,
+  note(product, self, other, Saves::kOperands,
        [](const Tensor& one, const Tensor& by) { return at::mul(one, by); });
   return product;
 }
 
 Tensor div(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
   Tensor quotient = div_of_torch(keys, self, other);
-  note(quotient, self, other, /*is_sum=*/false,
+  note(quotient, self, other, Saves::kOperands,
        [](const Tensor& one, const Tensor& by) { return at::div(one, by); });
   return quotient;
+}
+
+// Op: at::_ops::maximum or minimum.
+template <class Op>
+Tensor extremum(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
+  Tensor result = Op::redispatch(below_intercept(keys), self, other);
+  note(result, self, other, Saves::kOperands,
+       [](const Tensor& one, const Tensor& than) { return Op::call(one, than); });
+  return result;
+}
+
+// Powers that ATen makes of products, quotients and roots; others take it ten times as long as an
+// activation.
+bool is_cheap(const at::Scalar& exponent) {
+  for (const double cheap : {2., 3., .5, -.5, -1., -2.}) {
+    if (exponent.equal(cheap)) return true;
+  }
+  return false;
+}
+
+// Its node saves the input. (Autocast may have computed it in another type.)
+Tensor pow(DispatchKeySet keys, const Tensor& self, const at::Scalar& exponent) {
+  Tensor power = pow_of_torch(keys, self, exponent);
+  if (!power.requires_grad() || !is_cheap(exponent) || power.dtype() != self.dtype()) return power;
+  const Here now = here();
+  if (!now.functions || !supports(self)) return power;
+  const PassOn pass_on;
+  now.recipes->add_made_of_kept(
+      power, {{self}, [exponent](const auto& read) { return at::pow(read[0], exponent); }});
+  return power;
 }
 
 }  // namespace
@@ -143,6 +193,9 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   m.impl("sub.Tensor", sub);
   m.impl("mul.Tensor", mul);
   m.impl("div.Tensor", div);
+  m.impl("maximum", extremum<at::_ops::maximum>);
+  m.impl("minimum", extremum<at::_ops::minimum>);
+  m.impl("pow.Tensor_Scalar", pow);
   MEMOPT_MADE_OF(neg)
   m.impl("rsub.Scalar", TORCH_FN((MadeOf<at::_ops::rsub_Scalar>::Call::call)));
 }

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "made_of.h"
+#include "part.h"
 
 namespace memopt::intercept {
 
@@ -48,12 +49,29 @@ Tensor stack(c10::DispatchKeySet keys, at::TensorList tensors, int64_t dim) {
   return joined;
 }
 
+// A copy that repeats elements (the deviation of a group, for each of the group's) is larger than
+// what it is made of, which is mostly kept.
+Tensor clone(c10::DispatchKeySet keys, const Tensor& self,
+             std::optional<at::MemoryFormat> memory_format) {
+  const bool may_repeat = self.requires_grad() && self.is_view() && here().functions &&
+                          supports(self) && self.numel() > self._base().numel();
+  if (!may_repeat) return MadeOf<at::_ops::clone>::Call::call(keys, self, memory_format);
+  Tensor copy = at::_ops::clone::redispatch(below_intercept(keys), self, memory_format);
+  const PassOn pass_on;
+  const Part part = part_of_base(self);
+  here().recipes->add_made_of_kept(
+      copy, {{part.whole}, [part = part.without_memory(), memory_format](const auto& read) {
+               return part.of(read[0]).clone(memory_format);
+             }});
+  return copy;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   m.impl("cat", cat);
+  m.impl("clone", clone);
   m.impl("stack", stack);
-  MEMOPT_MADE_OF(clone)
   MEMOPT_MADE_OF(roll)
   MEMOPT_MADE_OF(flip)
   MEMOPT_MADE_OF(repeat)

@@ -208,6 +208,11 @@ Tensor div_of_torch(DispatchKeySet keys, const Tensor& self, const Tensor& other
   return Saver<at::_ops::div_Tensor, N, &N::other_, &N::self_>::Call::call(keys, self, other);
 }
 
+Tensor pow_of_torch(DispatchKeySet keys, const Tensor& self, const at::Scalar& exponent) {
+  using N = nodes::PowBackward0;
+  return Saver<at::_ops::pow_Tensor_Scalar, N, &N::self_>::Call::call(keys, self, exponent);
+}
+
 // The op in its schema and in at::_ops, its node N, and what that saves.
 #define MEMOPT_SAVER(schema, op, node, ...)                                      \
   {                                                                              \
@@ -221,7 +226,6 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   MEMOPT_SAVER("bmm", bmm, BmmBackward0, &N::mat2_, &N::self_)
   MEMOPT_SAVER("baddbmm", baddbmm, BaddbmmBackward0, &N::batch1_, &N::batch2_)
   MEMOPT_SAVER("convolution", convolution, ConvolutionBackward0, &N::input_, &N::weight_)
-  MEMOPT_SAVER("pow.Tensor_Scalar", pow_Tensor_Scalar, PowBackward0, &N::self_)
   MEMOPT_SAVER("exp", exp, ExpBackward0, &N::result_)
   MEMOPT_SAVER("log", log, LogBackward0, &N::self_)
   MEMOPT_SAVER("sin", sin, SinBackward0, &N::self_)

@@ -17,6 +17,8 @@ namespace memopt::intercept {
 // PyTorch's own, for activations.cpp and elementwise.cpp.
 at::Tensor mul_of_torch(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other);
 at::Tensor div_of_torch(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other);
+at::Tensor pow_of_torch(c10::DispatchKeySet keys, const at::Tensor& self,
+                        const at::Scalar& exponent);
 at::Tensor relu_of_torch(c10::DispatchKeySet keys, const at::Tensor& self);
 at::Tensor sigmoid_of_torch(c10::DispatchKeySet keys, const at::Tensor& self);
 at::Tensor silu_of_torch(c10::DispatchKeySet keys, const at::Tensor& self);

@@ -35,14 +35,24 @@ bool is_in_order_of(const Geometry& copy, const Geometry& copied, bool reshaped)
          c10::multiply_integers(copy.sizes) == c10::multiply_integers(copied.sizes);
 }
 
+// The node that holds a parameter as long as its gradient is wanted: no sum saves its operands.
+std::optional<WeakNode> holder_of_leaf(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_leaf() || !tensor.requires_grad()) return std::nullopt;
+  return weak(torch::autograd::impl::grad_accumulator(tensor));
+}
+
 }  // namespace
 
 void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
-  enter(output, std::move(recipe), /*sums=*/0, /*is_of_pytorch=*/false);
+  enter(output, std::move(recipe), Maker{});
 }
 
 void RecipeRegistry::add_made_of(const at::Tensor& output, autograd::Recipe recipe, bool is_sum) {
-  enter(output, std::move(recipe), is_sum ? 1 : 0, /*is_of_pytorch=*/true);
+  enter(output, std::move(recipe), {is_sum ? 1 : 0, /*is_of_pytorch=*/true, true});
+}
+
+void RecipeRegistry::add_made_of_kept(const at::Tensor& output, autograd::Recipe recipe) {
+  enter(output, std::move(recipe), {/*sums=*/0, /*is_of_pytorch=*/true, false});
 }
 
 bool RecipeRegistry::may_make(const at::Tensor& tensor) {
@@ -51,8 +61,7 @@ bool RecipeRegistry::may_make(const at::Tensor& tensor) {
   return outputs_.find(storage_of(tensor)) != outputs_.end();
 }
 
-void RecipeRegistry::enter(const at::Tensor& output, autograd::Recipe recipe, int64_t sums,
-                           bool is_of_pytorch) {
+void RecipeRegistry::enter(const at::Tensor& output, autograd::Recipe recipe, Maker maker) {
   if (!is_plain(output) || output.storage_offset() != 0) return;
   auto entry = std::make_shared<Output>(Output{name_of_storage(output),
                                                Version(output),
@@ -63,13 +72,19 @@ void RecipeRegistry::enter(const at::Tensor& output, autograd::Recipe recipe, in
                                                std::move(recipe.gradient),
                                                std::move(recipe.behind),
                                                /*chain_length=*/1,
-                                               sums,
-                                               is_of_pytorch,
+                                               maker.sums,
+                                               maker.is_of_pytorch,
                                                std::nullopt,
                                                output.device()});
   bool is_made = false;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  c10::SmallVector<std::optional<WeakNode>, 4> holders;
   for (const at::Tensor& tensor : recipe.inputs) {
+    holders.push_back(maker.is_of_pytorch ? holder_of_leaf(tensor) : std::nullopt);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < recipe.inputs.size(); ++i) {
+    const at::Tensor& tensor = recipe.inputs[i];
+    if (holders[i].has_value()) held_.note(*holders[i], tensor);
     if (!tensor.defined()) {
       entry->inputs.emplace_back();
       continue;
@@ -79,7 +94,7 @@ void RecipeRegistry::enter(const at::Tensor& output, autograd::Recipe recipe, in
     if (made_by != nullptr && made_by->chain_length >= kLongestChain) made_by = nullptr;
     if (made_by != nullptr) {
       entry->chain_length = std::max(entry->chain_length, 1 + made_by->chain_length);
-      entry->sums = std::max(entry->sums, sums + made_by->sums);
+      entry->sums = std::max(entry->sums, maker.sums + made_by->sums);
       is_made = true;
     }
     Input input{name_of_storage(tensor), Geometry::of(tensor), Version(tensor), std::move(made_by),
@@ -89,7 +104,8 @@ void RecipeRegistry::enter(const at::Tensor& output, autograd::Recipe recipe, in
     }
     entry->inputs.push_back(std::move(input));
   }
-  if (is_of_pytorch && (!is_made || entry->sums > kMostSums)) return;
+  if (maker.needs_made_input && !is_made) return;
+  if (maker.is_of_pytorch && entry->sums > kMostSums) return;
   sweep();
   outputs_.insert_or_assign(storage_of(output), std::move(entry));
 }

@@ -18,9 +18,10 @@
 //
 // Sums and products of PyTorch's have a recipe too where one operand has one: whatever is saved of
 // the other is enough to make them again. So the sum of a norm's output and the residual, as
-// ResNets add them, is not kept, nor the product of an activation and a gate. A sum that a recipe
-// makes is an operand of at most kMostSums others: backward holds as many at a time. Another kind
-// of sum: residual_sum.cpp.
+// ResNets add them, is not kept, nor the product of an activation and a gate. And so have products,
+// quotients and powers whose own node saves what they are made of: a square and its scale
+// (StarReLU) cost nothing beyond what is squared. A sum that a recipe makes is an operand of at
+// most kMostSums others: backward holds as many at a time. Another kind of sum: residual_sum.cpp.
 //
 // An activation that writes over an output with a recipe loses nothing by it: a stand-in without
 // memory gets the recipe, is saved and read in the output's place, and what stands in the memory
@@ -91,8 +92,10 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
 
   // Whether the tensor may have a recipe; quick.
   bool may_make(const at::Tensor& tensor);
-  // Tells of an op of PyTorch's, whose output has a recipe if one of its inputs does.
+  // Tells of an op of PyTorch's, whose output has a recipe if one of its inputs does;
   void add_made_of(const at::Tensor& output, autograd::Recipe recipe, bool is_sum);
+  // of one whose output has a recipe if its inputs are kept, as those are that its own node saves.
+  void add_made_of_kept(const at::Tensor& output, autograd::Recipe recipe);
 
   // Whether saving the tensor would cost nothing: a handle of this scope holds it already, or it
   // has a recipe.
@@ -137,9 +140,15 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
     uint32_t output_nr = 0;
     c10::SmallVector<SharedCast, 1> casts = {};
   };
-  // Enters an output whose recipe makes `sums` sums itself. Of PyTorch's ops: only where an input
-  // has a recipe, through few sums.
-  void enter(const at::Tensor& output, autograd::Recipe recipe, int64_t sums, bool is_of_pytorch);
+  // What is known of an op that enters its output: how many sums its recipe makes itself, whether
+  // it is PyTorch's (such a recipe leads through few sums), and whether that is of use only where
+  // an input has a recipe.
+  struct Maker {
+    int64_t sums = 0;
+    bool is_of_pytorch = false;
+    bool needs_made_input = false;
+  };
+  void enter(const at::Tensor& output, autograd::Recipe recipe, Maker maker);
   // The output on `tensor`'s storage, unless it was written in place since, also under tensor.data,
   // or is of another dtype.
   std::shared_ptr<Output> output_of(const at::Tensor& tensor);
