@@ -41,7 +41,10 @@ class StarReLU(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.bias = nn.Parameter(torch.tensor([0.9])), nn.Parameter(torch.tensor([-0.4]))
+        self.scale, self.bias = (
+            nn.Parameter(torch.tensor([0.9])),
+            nn.Parameter(torch.tensor([-0.4])),
+        )
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,6 +95,8 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "squared": (of(lambda m, x: x**2), ONE),
     "squared by itself": (of(lambda m, x: x * x), ONE),
     "cubed, of a square": (of(lambda m, x: (x.square() + 1) ** 3), ONE),
+    "written over by an activation": (of(lambda m, x: m.scaled(x).relu_()), ONE),
+    "written over by a sum": (of(lambda m, x: (x * m.weight.view(SHAPE)).add_(x)), ONE),
     "a gate": (of(lambda m, x: (x[:, ::2] * x[:, 1::2]).repeat(1, 2, 1, 1)), ONE),
 }
 EXACT = [name for name in WAYS if name != "EvoNorm"]  # whose sigmoid is memopt's
@@ -107,7 +112,9 @@ def made(name: str, **options: bool) -> tuple[nn.Module, nn.Module]:
 
 def gradients(model: nn.Module) -> list[Tensor]:
     wanted = list(model.parameters())
-    return list(torch.autograd.grad(model(X).sin().sum(), wanted, allow_unused=True, materialize_grads=True))
+    return list(
+        torch.autograd.grad(model(X).sin().sum(), wanted, allow_unused=True, materialize_grads=True)
+    )
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -131,9 +138,14 @@ def test_a_second_backward_second_derivatives_and_a_region(name: str) -> None:
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         once, again = (torch.autograd.grad(loss, wanted, **options) for _ in range(2))
         assert all(map(torch.equal, once, again))
-        first = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True)
+        first = torch.autograd.grad(
+            loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True
+        )
         penalty = torch.stack([g.square().sum() for g in first]).sum()
-        return [*once, *torch.autograd.grad(penalty, wanted, allow_unused=True, materialize_grads=True)]
+        return [
+            *once,
+            *torch.autograd.grad(penalty, wanted, allow_unused=True, materialize_grads=True),
+        ]
 
     model, plain = made(name)
     expected = all_of(plain, plain)
