@@ -309,4 +309,5 @@ def test_a_packed_sequence_is_one_argument() -> None:
     """Though it is a tuple."""
     batch = pack_sequence([torch.randn(3, 4), torch.randn(2, 4)])
     report = memopt.convert(nn.LSTM(4, 4), batch)
-    assert report.bytes_before == report.bytes_after == memopt.saved_bytes(nn.LSTM(4, 4), batch)
+    assert report.bytes_before == memopt.saved_bytes(nn.LSTM(4, 4), batch)
+    assert report.bytes_after < report.bytes_before  # products of gates and states
