@@ -5,23 +5,19 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <vector>
 
+#include "../saved/geometry.h"
 #include "taken.h"
 
 namespace memopt::intercept {
 
 struct Part {
-  struct View {
-    std::vector<int64_t> sizes, strides;
-    int64_t offset;
-  };
   at::Tensor whole;
-  std::optional<View> view = {};
+  std::optional<saved::Geometry> view = {};  // of the storage of `whole`
 
   // The operand, from `whole` or from what a recipe has made in its place.
   at::Tensor of(const at::Tensor& made) const {
-    return view.has_value() ? made.as_strided(view->sizes, view->strides, view->offset) : made;
+    return view.has_value() ? saved::view_of_storage(made, *view) : made;
   }
   Part without_memory() const { return {at::Tensor(), view}; }
 };
@@ -33,8 +29,7 @@ inline Part part_of_base(const at::Tensor& operand) {
   const at::Tensor base(operand._base());
   if (!supports(base) || base.storage_offset() != 0 || !base.is_non_overlapping_and_dense())
     return {operand};
-  return {base,
-          Part::View{operand.sizes().vec(), operand.strides().vec(), operand.storage_offset()}};
+  return {base, saved::Geometry::of(operand)};
 }
 
 inline bool is_parameter(const at::Tensor& tensor) {
